@@ -85,7 +85,7 @@ def resolve_processors(path: str, names: list[str] | None = None) -> Selection:
     """
     module, found = _resolve(path, "processors")
     if isinstance(found, App):
-        if chosen := found.registry.chosen(names):
+        if (chosen := found.registry.chosen(names)) or found.registry.archivers:
             return Selection(found, tuple(chosen))
         raise ConfigurationError(
             f"App {found.name!r} has no processor.", remedy="Declare one: @app.processor(stream)."

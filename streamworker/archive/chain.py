@@ -26,7 +26,7 @@ class Segment(NamedTuple):
     size: int
 
 
-class Part(NamedTuple):
+class Excerpt(NamedTuple):
     """Some records of a segment, in order; the last part of a segment may have none."""
 
     table: pa.Table
@@ -77,9 +77,9 @@ class Chain:
         return len(body) if self.store.put_new(name_of(self.partition, footer.after), body) else 0
 
     def read(
-        self, position: EntryId, columns: Sequence[str] = READ, batch: int = BATCH_RECORDS
-    ) -> Iterator[Part]:
-        """Yield the records after a position, some at a time.
+        self, position: EntryId, columns: Sequence[str] | None = READ, batch: int = BATCH_RECORDS
+    ) -> Iterator[Excerpt]:
+        """Yield the records after a position, some at a time, with some columns or all.
 
         If the oldest segment begins above the position, the older ones are gone, and it begins there.
 
@@ -100,7 +100,8 @@ class Chain:
                 return
             file, footer = opened(got.body, name)
             if footer.last > position:
-                its = [each for each in columns if each in file.schema_arrow.names]
+                names = file.schema_arrow.names
+                its = names if columns is None else [name for name in columns if name in names]
                 reached = position
                 for rows in file.iter_batches(batch_size=batch, columns=its):
                     table = pa.Table.from_batches([rows])
@@ -108,9 +109,9 @@ class Chain:
                         table = table.filter(ids_above(table, position))
                     if table.num_rows:
                         reached = id_at(table, table.num_rows - 1)
-                        yield Part(table, reached, footer)
+                        yield Excerpt(table, reached, footer)
                 if reached < footer.last:  # Its last records were erased.
-                    yield Part(file.schema_arrow.empty_table(), footer.last, footer)
+                    yield Excerpt(file.schema_arrow.empty_table(), footer.last, footer)
             at = footer.last
 
     def compare(self, mine: pa.Table) -> int:

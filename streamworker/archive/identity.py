@@ -15,7 +15,7 @@ from streamworker.core.data.archives import IDENTITY
 from streamworker.errors import ArchiveConflict
 
 
-class Identity(NamedTuple):
+class ArchiveIdentity(NamedTuple):
     """What the object says."""
 
     app: str
@@ -37,14 +37,14 @@ def new_id() -> str:
     return secrets.token_hex(8)
 
 
-def read_identity(store: Store) -> Identity | None:
+def read_identity(store: Store) -> ArchiveIdentity | None:
     """Return whose archive a store holds; None if it holds none."""
     found = store.get(IDENTITY)
     if found is None:
         return None
     try:
         fields = msgspec.json.decode(found.body, type=dict[str, str])
-        return Identity(*(fields[name] for name in Identity._fields))
+        return ArchiveIdentity(*(fields[name] for name in ArchiveIdentity._fields))
     except (msgspec.MsgspecError, KeyError):
         raise ArchiveConflict(
             f"{store.url}/{IDENTITY} is no identity of an archive.",
@@ -52,7 +52,7 @@ def read_identity(store: Store) -> Identity | None:
         ) from None
 
 
-def put_identity(store: Store, mine: Identity) -> Identity:
+def put_identity(store: Store, mine: ArchiveIdentity) -> ArchiveIdentity:
     """Put an identity if the store has none, and return the one that it has."""
     store.put_new(IDENTITY, msgspec.json.encode(mine._asdict()))
     found = read_identity(store)

@@ -57,8 +57,8 @@ RUN_ROWS = 8_000
 _PART: list[Any] = []
 """``_entry`` of a record that belongs to an entry which stands at a later record."""
 
-Columns = Callable[[Entries], "pa.RecordBatch | None"]
-"""Makes the columns of some records, with null where one cannot be read; None for no columns."""
+Columns = Callable[[Entries], pa.RecordBatch]
+"""Makes the columns of some records, with null where one cannot be read."""
 
 
 def table_of(
@@ -71,76 +71,91 @@ def table_of(
 
     ``columns`` makes the columns of records that are no rows already; ``batch_of`` reads an entry of rows.
     """
-    is_valid = _checks.get(packing)
-    ids = _Ids()
-    headers: list[Any] = []
-    payloads: list[bytes | None] = []
-    raw: list[Any] = []
+    rows = _Rows(packing)
     made: list[pa.RecordBatch] = []
-    plain = 0
-    """How many records before this one have no columns yet."""
-
-    def columns_up_to(index: int) -> None:
-        nonlocal plain
-        if columns is not None and plain < index:
-            found = columns(entries[plain:index])
-            if found is not None:
-                made.append(found)
-        plain = index
-
+    begun = 0
+    """The first record that has no columns yet."""
     for index, n, origin in entries.runs():
         if isinstance(origin, NumberedRows):
-            entry = entries[index]
-            n = origin.last.seq - origin.first.seq + 1 - origin.start
-            ids.add(origin.first.ms, origin.first.seq + origin.start, n)
-            rows = _rows_in(entry, batch_of)
-            columns_up_to(index)
-            plain = index + 1
-            headers += [None] * n
-            payloads += [None] * n
-            raw += [None] * n if rows is not None else [*[_PART] * (n - 1), _as_it_is(origin)]
-            made.append(_nulls(n) if rows is None else rows)
-            continue
-        first = entries.id_at(index)
-        ids.add(first.ms, first.seq, n)
-        if isinstance(origin, Pack):
-            start = first.seq - origin.first.seq
-            found = _payloads_in(origin, start, start + n, packing)
-            if found is None:
-                payloads += [None] * n
-                headers += [None] * n
-                is_last = start + n == origin.count
-                raw += [*[_PART] * (n - is_last), *[_as_it_is(origin.flat)] * is_last]
-                continue
-            payloads += found
-            raw += [None] * n
-            its = origin.headers[start : start + n] if origin.has_headers else [None] * n
-            headers += [list(each.items()) if each else None for each in its]
-        elif (alone := _plain(origin)) is not None and (is_valid is None or is_valid(alone[0])):
-            payloads.append(alone[0])
-            headers.append(alone[1])
-            raw.append(None)
+            if columns is not None and begun < index:
+                made.append(columns(entries[begun:index]))
+            begun = index + 1
+            made.append(rows.add_rows(entries[index], origin, batch_of))
         else:
-            payloads.append(None)
-            headers.append(None)
-            raw.append(_as_it_is(origin))
-    columns_up_to(len(entries))
-    times, seqs = ids.arrays()
-    its_arrays = [
-        times,
-        seqs,
-        _array(headers, META.field("_headers").type),
-        pa.array(payloads, pa.binary()),
-        _array(raw, META.field("_entry").type),
-    ]
-    table = pa.Table.from_arrays(its_arrays, schema=META)
+            rows.add(entries.id_at(index), n, origin)
+    if columns is not None and begun < len(entries):
+        made.append(columns(entries[begun:]))
+    table = rows.table()
     if not made:
         return table
     more = pa.concat_tables([pa.Table.from_batches([each]) for each in made], promote_options="default")
-    for name in more.schema.names:
-        field = more.schema.field(name)
-        table = table.append_column(pa.field(name, field.type, nullable=True), more[name])
+    for field in more.schema:
+        table = table.append_column(field.with_nullable(True), more[field.name])
     return table
+
+
+class _Rows:
+    """The columns of ids, headers, payloads and entries, as they grow."""
+
+    def __init__(self, packing: Packing) -> None:
+        self._packing = packing
+        self._is_valid = _checks.get(packing)
+        self._ids = _Ids()
+        self._headers: list[Any] = []
+        self._payloads: list[bytes | None] = []
+        self._raw: list[Any] = []
+
+    def add(self, first: EntryId, n: int, origin: Any) -> None:
+        """Add the records of an entry, or some of them."""
+        self._ids.add(first.ms, first.seq, n)
+        if isinstance(origin, Pack):
+            start = first.seq - origin.first.seq
+            found = _payloads_in(origin, start, start + n, self._packing)
+            if found is None:
+                self._add_raw(n, origin.flat, is_last=start + n == origin.count)
+                return
+            self._payloads += found
+            self._raw += [None] * n
+            if origin.has_headers:
+                its = origin.headers[start : start + n]
+                self._headers += [list(each.items()) if each else None for each in its]
+            else:
+                self._headers += [None] * n
+        elif (alone := _plain(origin)) and (self._is_valid is None or self._is_valid(alone[0])):
+            self._payloads.append(alone[0])
+            self._headers.append(alone[1])
+            self._raw.append(None)
+        else:
+            self._add_raw(1, origin, is_last=True)
+
+    def add_rows(
+        self, entry: Entry, origin: NumberedRows, batch_of: Callable[[Entry], pa.RecordBatch] | None
+    ) -> pa.RecordBatch:
+        """Add the rows of an entry of columns, and return their columns."""
+        n = origin.last.seq - origin.first.seq + 1 - origin.start
+        self._ids.add(origin.first.ms, origin.first.seq + origin.start, n)
+        rows = _rows_in(entry, batch_of)
+        if rows is None:
+            self._add_raw(n, origin, is_last=True)
+            return pa.RecordBatch.from_struct_array(pa.nulls(n, pa.struct([])))
+        self._headers += [None] * n
+        self._payloads += [None] * n
+        self._raw += [None] * n
+        return rows
+
+    def _add_raw(self, n: int, flat: Sequence[bytes], *, is_last: bool) -> None:
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        whole = [{"name": name, "value": value} for name, value in pairs]
+        self._headers += [None] * n
+        self._payloads += [None] * n
+        self._raw += [*[_PART] * (n - is_last), *[whole] * is_last]
+
+    def table(self) -> pa.Table:
+        """Return all that was added."""
+        headers = _array(self._headers, META.field("_headers").type)
+        raw = _array(self._raw, META.field("_entry").type)
+        arrays = [*self._ids.arrays(), headers, pa.array(self._payloads, pa.binary()), raw]
+        return pa.Table.from_arrays(arrays, schema=META)
 
 
 class _Ids:
@@ -168,14 +183,6 @@ class _Ids:
 
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind) if any(each is not None for each in values) else pa.nulls(len(values), kind)
-
-
-def _nulls(n: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_struct_array(pa.nulls(n, pa.struct([])))
-
-
-def _as_it_is(flat: Sequence[bytes]) -> list[dict[str, bytes]]:
-    return [{"name": name, "value": value} for name, value in zip(flat[::2], flat[1::2], strict=True)]
 
 
 def _payloads_in(pack: Pack, start: int, end: int, packing: Packing) -> Sequence[bytes] | None:

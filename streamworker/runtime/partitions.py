@@ -18,7 +18,7 @@ from streamworker.core.data.entries import EntryId
 from streamworker.core.events import Event, MarkLock, RunnerFenced, RunnerHalted, RunnerStopped, StartRunner
 from streamworker.core.pauses import Pauses
 from streamworker.core.words import ranges
-from streamworker.declaring.specs import ProcessorSpec, StreamSpec
+from streamworker.declaring.specs import FunctionMode, ProcessorSpec, StreamSpec
 from streamworker.errors import BackendError, ProcessingError, StreamworkerError
 from streamworker.redisio.data import schemas, state
 from streamworker.redisio.data.ackedlog import log_schema
@@ -31,7 +31,7 @@ from streamworker.runtime.forward.moving import OwnedOutbox
 from streamworker.runtime.forward.routing import Routes
 from streamworker.runtime.observing import Observer
 from streamworker.runtime.read.buffer import ByteBudget
-from streamworker.runtime.read.polling import fetcher_for
+from streamworker.runtime.read.polling import fetcher_for, reader_of
 from streamworker.runtime.resources import ResourceEnded, Resources
 from streamworker.runtime.risks import Risks
 from streamworker.runtime.run.activity import Trouble
@@ -107,8 +107,14 @@ class Partitions:
         self._count_lost = None if (its := self.observer) is None else partial(its.records_lost, self.spec)
         app = self.spec.stream.app
         self._forwarder = Forwarder(self.backend, app, self.settings, self.rng, self._count_lost)
-        stream, of_log = self.spec.stream, (self.spec.options.retention_of_log, self.spec.forward)
-        self._trimmer = Trimmer(self.backend, self.keys, stream, self.settings, self.log, *of_log)
+        trims = (
+            self.spec.stream,
+            self.settings,
+            self.log,
+            self.spec.options.retention_of_log,
+            self.spec.forward,
+        )
+        self._trimmer = Trimmer(self.backend, self.keys, *trims)
         self.witness = Witness(self.backend, self.keys, self.running, self.rng, self.log, self._count_lost)
         self.fetcher = fetcher_for(self.backend)(
             self.backend,
@@ -119,9 +125,10 @@ class Partitions:
             on_regressed=self._regressed,
             on_unreadable=partial(self._hinder, "reads"),
             on_back=lambda: self.spawn(self.witness.compare),
+            cold=reader_of(self.spec),
         )
-        where = self.backend, self.keys, self.spec, self.settings
-        self.generations = Generations(*where, self.rng, self.log, self.runners, self.deliver)
+        its = self.spec, self.settings, self.rng, self.log, self.runners, self.deliver
+        self.generations = Generations(self.backend, self.keys, *its)
         if self.observer is not None:
             self.observer.processor_runs(self.spec)
 
@@ -130,7 +137,8 @@ class Partitions:
         forwards = (self._forwarder.run,) if self.spec.may_send else ()
         durability = durability_of(self.settings)
         due = partial(send_due, self.backend, self.spec.stream, self.runners, durability, self.log)
-        reads = (self.fetcher.run, due) if self.spec.stream.has_records else ()
+        reads = [due] if self.spec.stream.has_records else []
+        reads += [self.fetcher.run] if reads and self.spec.mode is not FunctionMode.ARCHIVE else []
         adopts = (self._adopt,) if self.spec.stream.source else ()
         grows = (self.generations.follow, self.generations.finish)
         return *reads, self._committer.run, self._maintain, *grows, *forwards, *adopts

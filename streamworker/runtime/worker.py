@@ -374,8 +374,9 @@ def _chosen(app: Application, names: Sequence[str] | None) -> list[ProcessorSpec
         )
     chosen = app.registry.chosen(names)
     read = {spec.stream.name for spec in chosen}
-    # With chosen processors also those archivers whose streams they read.
-    archivers = [its for its in app.registry.archivers.values() if not names or its.stream.name in read]
+    # Some processors come with the archivers of the streams that they read.
+    is_whole = not names or {*names} >= app.registry.processors.keys()
+    archivers = [its for its in app.registry.archivers.values() if is_whole or its.stream.name in read]
     timers = [spec for spec in app.registry.groups if not spec.stream.has_records]
     return [*chosen, *archivers, *timers]
 

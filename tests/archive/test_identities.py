@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streamworker.archive.identity import Identity, read_identity
+from streamworker.archive.identity import ArchiveIdentity, read_identity
 from streamworker.archive.store import Store, store_at
 from streamworker.core.data.archives import IDENTITY
 from streamworker.errors import ArchiveConflict, ArchiveError
@@ -51,7 +51,7 @@ async def test_a_new_archive_has_the_same_id_in_store_and_redis(
     assert await ask(backend, store, log=log, has=True) == its
     assert await ask(backend, store, log=log, has=True, known=its) == its
     assert await backend.execute("HGET", KEYS.meta, field_of(log)) == its.encode()
-    assert read_identity(store) == Identity("shop", "orders", log, "json", its)
+    assert read_identity(store) == ArchiveIdentity("shop", "orders", log, "json", its)
 
 
 async def test_workers_that_start_together_agree(backend: Backend, store: Store) -> None:

@@ -15,7 +15,7 @@ from tests.simulator.store.store import Store
 from tests.simulator.store.values import ZERO, Hash, Refused, Stream, parse_id
 
 STREAM = StreamKeys("shop", "orders")
-GROUPS = [GroupKeys("shop", "orders", name) for name in ("price", "audit")]
+GROUPS = [GroupKeys("shop", "orders", name) for name in ("price", "audit", "archive")]
 OWNERS = ["a.1", "b.2", "c.3"]
 TABLE, TIMER = "t", TICK + "sweep"
 OFTEN = {
@@ -47,7 +47,7 @@ class Draws:
 
     def call(self) -> tuple[Script, Call]:
         """Return a script, and the keys and arguments of a call."""
-        self.keys = self.dice.choice([*GROUPS, GROUPS[0]])
+        self.keys = self.dice.choice([*GROUPS, GROUPS[0], GROUPS[0]])
         (script,) = self.dice.choices(SCRIPTS, [OFTEN.get(script.name, 1) for script in SCRIPTS])
         if not self.rarely():
             script = self.before(script)
@@ -212,7 +212,7 @@ class Draws:
             "trim": self.number(0, 1, 1),
             "acked_limit": self.number(0, 0, 5),
             "read_rows": self.dice.choice((0, 0, self.lock().get("rows", "0"), -3)),
-            "last": new,
+            "last": "" if self.keys.group == "archive" else new,
             "tag": self.tag(taken[-1]),
             **self.ticked("timer"),
             **self.results(),
@@ -303,6 +303,10 @@ class Draws:
     def data__replay_dead(self) -> dict[str, Any]:
         edited = ["v", "2"] * self.number(0, 0, 1)
         return {"id": self.some_id("dead"), "first": "for", "group": self.keys.group, "edited": edited}
+
+    def group__go_on(self) -> dict[str, Any]:
+        ahead_ms = self.now_ms() + self.number(-5_000, 0, 5_000)
+        return {"last": f"{ahead_ms}-7", "total": self.number(0, 3, 100), "before": self.number(0, 2)}
 
     def growth__seal(self) -> dict[str, Any]:
         return {"map": f"{self.number(1, 2)} 8+12"}

@@ -106,6 +106,7 @@ CALLS = {
         ),
         in_partition(scripts.RELEASE, owner="w1", epoch=5),
         in_partition(scripts.FINISH, owner="w1", epoch=5, step="done"),
+        in_partition(scripts.GO_ON, last="9-7", total=8, before=0),
         in_partition(scripts.OPEN, owner="w1", epoch=5, parents="0 1"),
         in_partition(scripts.REMOVE, epoch=5, tables=[VALUES, INDEX]),
         in_partition(

@@ -83,6 +83,8 @@ class CommitRequest:
     entry that it returned. Within a read no entry can be missing."""
     last: StoredEntry | None = None
     """The entry that holds ``new``; None if that is its id, and its content is not compared."""
+    is_archived: bool = False
+    """Whether the records are in the archive, so that the stream need not hold ``new``."""
     timer: str = ""
     """For the call of a timer: the field of ``state`` that says up to which planned time the timer is done.
     Such a commit has results but no records, and ``new`` is ``previous``."""
@@ -156,6 +158,7 @@ def commit_call(keys: GroupKeys, request: CommitRequest) -> Call:
         for part in (texts.get(after) or str(after), texts.get(first) or str(first), tag)
     ]
     last, tag = request.last or (request.new, "")
+    held = "" if request.is_archived else texts.get(last) or str(last)
     letters: list[Argument] = []
     for letter in request.dead:
         flat = _letter_fields(letter)
@@ -175,7 +178,7 @@ def commit_call(keys: GroupKeys, request: CommitRequest) -> Call:
         trim=int(request.trim),
         acked_limit=request.acked_limit,
         read_rows=request.acked_trim_rows,
-        last=texts.get(last) or str(last),
+        last=held,
         tag=tag,
         timer=request.ticked[0],
         ticked=request.ticked[1],

@@ -6,7 +6,7 @@ and not in Redis knows that Redis has lost it, or that the store is another app'
 
 import anyio
 
-from streamworker.archive.identity import Identity, new_id, put_identity, read_identity
+from streamworker.archive.identity import ArchiveIdentity, new_id, put_identity, read_identity
 from streamworker.archive.store import Store
 from streamworker.errors import ArchiveConflict
 from streamworker.redisio.data.streams import store_fields
@@ -49,7 +49,7 @@ async def verified(
         await anyio.to_thread.run_sync(store.check_conditions)
     stored = await anyio.to_thread.run_sync(read_identity, store)
     found = await _in_redis(backend, keys, field)
-    mine = Identity(keys.app, keys.stream, log, codec, "")
+    mine = ArchiveIdentity(keys.app, keys.stream, log, codec, "")
     if stored is None and (known or (found and has_archived)):
         raise ArchiveConflict(
             f"The archive {store.url} of {mine.whose} is empty, and held records before.",

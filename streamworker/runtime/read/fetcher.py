@@ -1,4 +1,4 @@
-"""Reads the partitions of one processor into their buffers.
+"""Reads the partitions of one processor into their buffers, from Redis and from the stream's archive.
 
 On one server a single ``XREAD`` asks for every partition that has room, and blocks at the server until one
 of them has entries. So the fetcher does not poll and needs one connection for any number of partitions. When
@@ -7,6 +7,9 @@ a partition is added, or gets room again while a read without it blocks, the fet
 
 Both are :class:`Reads`: they retry with backoff and jitter if Redis does not answer, and never end by
 themselves. A partition's read position moves only with the entries that were put into its buffer.
+
+A partition of whose records Redis may lack some, which are archived, is left out of these reads, and read
+from the archive beside them (``cold``) until it has come to its end.
 
 If a key holds another type, Redis refuses the whole read. ``streamwatch`` leaves its partition out until the
 key is a stream again, and checks what a read does not report.
@@ -17,16 +20,18 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import anyio
 
 from streamworker.core.data.batching import Candidate, Candidates, ReadPlan, plan_read, spacing_us
 from streamworker.core.data.entries import EntryId
 from streamworker.core.pauses import Pauses
-from streamworker.errors import BackendError, BackendUnavailable
+from streamworker.errors import ArchiveError, BackendError, BackendUnavailable
 from streamworker.log import get_logger
 from streamworker.records.entries import Entries
 from streamworker.redisio.data import streams
+from streamworker.redisio.group import archiving
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend, BlockingConnection
 from streamworker.runtime.clock import monotonic_s
@@ -36,6 +41,9 @@ from streamworker.runtime.signals import Signal
 from streamworker.runtime.telling import warn
 from streamworker.settings import Settings
 
+if TYPE_CHECKING:
+    from streamworker.runtime.read.cold import ColdReader
+
 log = get_logger("streamworker.fetcher")
 
 PARTIAL_BLOCK_MS = 20
@@ -44,6 +52,9 @@ those: they may have entries that this read does not report."""
 
 SPACING_MIN_S = 0.001
 """A shorter spacing of two reads is not kept."""
+
+IDLE_LOOK_S = 2.0
+"""How often partitions that bring nothing are asked whether the archive has what they wait for."""
 
 UNBLOCK_RETRY_MS = 5
 """Pause before a wake-up is repeated: one that reaches the server before the read has no effect."""
@@ -66,6 +77,8 @@ class Reads(ABC):
     on_back: Callable[[], None] = lambda: None
     """Called when Redis answers a read after one that had no answer."""
     rng: random.Random = field(default_factory=random.Random)
+    cold: "ColdReader | None" = None
+    """The stream's archive, if it has one that this group reads."""
 
     def __post_init__(self) -> None:
         self._buffers: dict[int, PartitionBuffer] = {}
@@ -90,6 +103,9 @@ class Reads(ABC):
         known. If one changes, all partitions are noted anew."""
         self.reads = 0
         """How many reads were made."""
+        self._cold: dict[int, Pauses] = {}
+        """Partitions that are read from the archive, or of which it is not known whether they must be."""
+        self._cold_added = Signal()
 
     @abstractmethod
     async def _read_for_ever(self) -> None:
@@ -104,6 +120,9 @@ class Reads(ABC):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch.compare_idle)
             tasks.start_soon(self._watch.look_again)
+            if self.cold is not None:
+                tasks.start_soon(self._read_cold, self.cold)
+                tasks.start_soon(self._look_at_idle)
             await self._read_for_ever()
 
     def add(self, partition: int, position: EntryId) -> PartitionBuffer:
@@ -116,6 +135,7 @@ class Reads(ABC):
             partition, position, self.budget, ahead=2 * self.settings.fetch_count, on_room=self._room
         )
         self._buffers[partition] = buffer
+        self._freeze(partition)
         self._changes.add(buffer)
         self._wake(buffer, is_new=True)
         return buffer
@@ -133,6 +153,7 @@ class Reads(ABC):
     def _drop(self, partition: int) -> None:
         buffer = self._buffers.pop(partition, None)
         self._watch.forget(partition)
+        self._cold.pop(partition, None)
         self.candidates.drop(partition)
         if buffer is not None:
             buffer.close()
@@ -140,6 +161,8 @@ class Reads(ABC):
     def _room(self, buffer: PartitionBuffer) -> None:
         """Look at a partition again before the next read."""
         self._changes.add(buffer)
+        if buffer.partition in self._cold:
+            self._cold_added.fire()
         self._wake(buffer)
 
     def _pauses(self) -> Pauses:
@@ -170,7 +193,7 @@ class Reads(ABC):
         partition = buffer.partition
         if self._buffers.get(partition) is not buffer:
             return
-        if not buffer.has_room or partition in self._watch.left_out:
+        if not buffer.has_room or partition in self._watch.left_out or partition in self._cold:
             self.candidates.drop(partition)
             return
         estimate = buffer.estimate if buffer.estimate.is_known else self.budget.estimate
@@ -204,6 +227,93 @@ class Reads(ABC):
             if entries.stored >= count:
                 self.behind.add(partition)
         return sum(map(len, answer.values()))
+
+    # -- the archive -----------------------------------------------------------------------
+
+    def _freeze(self, partition: int) -> None:
+        if self.cold is not None and partition not in self._cold:
+            self._cold[partition] = self._pauses()
+            self._cold_added.fire()
+
+    async def warm(
+        self, positions: Mapping[int, EntryId], answer: Mapping[int, Entries]
+    ) -> Mapping[int, Entries]:
+        """Return of a read what has no gap; the other partitions are cold from now on."""
+        if self.cold is None or not answer:
+            return answer
+        gone = await archiving.overtaken(self.backend, self.keys, {p: positions[p] for p in answer})
+        for partition in gone & self._buffers.keys():
+            self._freeze(partition)
+            self._changes.add(self._buffers[partition])
+        return {p: entries for p, entries in answer.items() if p not in gone}
+
+    async def _look_at_idle(self) -> None:
+        """Find partitions that Redis has nothing for, since all was archived and trimmed."""
+        while True:
+            await anyio.sleep(IDLE_LOOK_S)
+            idle = {
+                p: buffer.position
+                for p, buffer in self._buffers.items()
+                if not buffer.waiting and buffer.has_room and p not in self._cold
+            }
+            try:
+                for partition in await archiving.overtaken(self.backend, self.keys, idle) if idle else ():
+                    if partition in self._buffers and self._buffers[partition].position == idle[partition]:
+                        self._freeze(partition)
+                        self._changes.add(self._buffers[partition])
+            except BackendError as error:
+                log.debug("archive_unknown", error=str(error))
+
+    async def _read_cold(self, cold: "ColdReader") -> None:
+        """Read from the archive until cancelled."""
+        failing: dict[int, float] = {}
+        """Partitions whose last look failed, and when the next one is due."""
+        while True:
+            now_s = monotonic_s()
+            roomy = [p for p in self._cold if self._buffers[p].has_room and failing.get(p, 0.0) <= now_s]
+            if not roomy:
+                due = [failing[p] for p in self._cold if p in failing]
+                await self._cold_added.wait(max(0.01, min(due) - now_s) if due else None)
+                continue
+            for partition in roomy:
+                buffer, pauses = self._buffers.get(partition), self._cold.get(partition)
+                if buffer is None or pauses is None:
+                    continue
+                try:
+                    await self._read_one(cold, buffer)
+                except (ArchiveError, BackendError) as error:
+                    pause_ms = pauses.next_ms()
+                    failing[partition] = monotonic_s() + pause_ms / 1000
+                    cold.close(partition)
+                    warn(log, "archive_unread", error, partition=partition, retry_in_ms=pause_ms)
+                    self.on_unreadable(partition, f"archive not read: {error}")
+                else:
+                    if failing.pop(partition, None) is not None:
+                        pauses.reset()
+                        self.on_unreadable(partition, "")
+
+    async def _read_one(self, cold: "ColdReader", buffer: PartitionBuffer) -> None:
+        """Read some records of a cold partition; if Redis has all that follows, it is cold no more."""
+        partition, position = buffer.partition, buffer.position
+        if not cold.is_open(partition, position):
+            gone = await archiving.overtaken(self.backend, self.keys, {partition: position})
+            if not gone:
+                cold.close(partition)
+                if self._buffers.get(partition) is buffer:
+                    self._cold.pop(partition, None)
+                    self._room(buffer)
+                    self._wake(buffer, is_new=True)
+                return
+        found = await cold.next(partition, position)
+        if found is None:
+            archived = await archiving.read_archived(self.backend, self.keys, [partition])
+            if archived[partition] > position and await cold.next(partition, position) is None:
+                raise cold.ended(partition, position)
+            return
+        if self._buffers.get(partition) is buffer and buffer.position == position:
+            buffer.put(found.entries)
+            buffer.pass_to(found.position)
+            self._changes.add(buffer)
 
     async def sort_out(self, plan: ReadPlan, error: BackendError, pause_ms: int) -> None:
         """Find the partitions whose keys made Redis refuse a read; the others are read again."""
@@ -283,9 +393,10 @@ class Fetcher(Reads):
                 block_ms = min(block_ms, PARTIAL_BLOCK_MS)
             self._waits_for = frozenset(asked)
         try:
-            answer = await streams.read(connection, self.keys, positions, plan.count, block_ms)
+            read = await streams.read(connection, self.keys, positions, plan.count, block_ms)
         finally:
             self._waits_for = None
+        answer = await self.warm(positions, read)
         return len(answer), self.put(asked, plan.count, answer)
 
     # -- waking a read that blocks -----------------------------------------------------------

@@ -8,11 +8,13 @@ or has room again is read at once. See docs/decisions/0025.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import anyio
 
 from streamworker.core.data.batching import ReadPlan
 from streamworker.core.pauses import Pauses
+from streamworker.declaring.specs import FunctionMode, ProcessorSpec
 from streamworker.errors import BackendError, BackendUnavailable
 from streamworker.records.entries import Entries
 from streamworker.redisio.data import streams
@@ -22,6 +24,9 @@ from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.read.fetcher import Fetcher, Reads, log
 from streamworker.runtime.signals import Signal
 from streamworker.runtime.telling import warn
+
+if TYPE_CHECKING:
+    from streamworker.runtime.read.cold import ColdReader
 
 PAUSE_FIRST_S = 0.002
 """Pause after a round that brought entries."""
@@ -52,6 +57,15 @@ class _Pace:
 def fetcher_for(backend: Backend) -> type[Reads]:
     """Return the fetcher for one server, or for a Cluster, where no read may ask for all partitions."""
     return Fetcher if backend.server.has_all_keys else PollingFetcher
+
+
+def reader_of(spec: ProcessorSpec) -> "ColdReader | None":
+    """Return what reads the archive of a group's stream, if it has one and the group does not write it."""
+    if spec.stream.archive is None or spec.mode is FunctionMode.ARCHIVE:
+        return None
+    from streamworker.runtime.read.cold import ColdReader  # Others load neither it nor obstore.
+
+    return ColdReader(spec.stream)
 
 
 class PollingFetcher(Reads):
@@ -185,7 +199,8 @@ class PollingFetcher(Reads):
             self._away.update(asked)
             raise
         read = {p: found for p, found in answer.items() if isinstance(found, Entries)}
-        brought = self.put(asked, plan.count, read)
+        warm = await self.warm(positions, {p: found for p, found in read.items() if found})
+        brought = self.put(asked, plan.count, warm)
         errors = {p: found for p, found in answer.items() if isinstance(found, BackendError)}
         if back := self._away.intersection(read):
             self._away -= back

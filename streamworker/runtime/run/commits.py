@@ -69,6 +69,8 @@ class Work:
     knows_end: bool = False
     """For the call of a timer the field that names it, its value before, and more; see ``CommitRequest``."""
     state: Changes = field(default_factory=dict)
+    archived: tuple[EntryId, int] | None = None
+    """In place of entries: up to which record they are archived, and how many these are."""
     holds_rows: bool = False
     """Whether the entries are those of a stream of columns."""
 
@@ -163,17 +165,18 @@ class Commits:
         if work.sends and self.outbox:
             await self.outbox.ready(work.sends)
         entries = work.entries
-        last = work.last if entries else self._previous
+        last, records = work.archived or (work.last if entries else self._previous, work.records)
         request = CommitRequest(
             partition=self.start.partition,
             owner=self.start.owner,
             epoch=self.epoch,
             previous=self._previous,
             new=last,
-            entries=work.records,
+            entries=records,
             batch=batch,
             reads=self.buffer.reads_up_to(last) if entries else (),
             last=as_stored(*origin_at(entries, -1)) if entries else None,
+            is_archived=work.archived is not None,
             timer=work.timer,
             before=work.before,
             knows_end=work.knows_end,

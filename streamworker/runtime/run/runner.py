@@ -267,6 +267,10 @@ def build_runner(
 
 
 def _types_for(spec: ProcessorSpec) -> tuple[type[Invoker], type[Mode]]:
+    if spec.mode is FunctionMode.ARCHIVE:
+        from streamworker.runtime.run.modes.archive import ArchiveMode
+
+        return Invoker, ArchiveMode
     if not spec.uses_columns:
         if spec.mode is FunctionMode.RECORD:
             invoker = MetadataInvoker if spec.options.log_metadata else Invoker

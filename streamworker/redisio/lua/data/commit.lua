@@ -11,7 +11,7 @@
 --       acked_limit (number): of the acked log, entries; 0 for none
 --       read_rows (number): of the acked log that all readers have read; 0 for none; negative if retention
 --         keeps them
---       last: the entry that holds the checkpoint after  tag: of its content; '' is not compared
+--       last: the entry that holds the checkpoint after; '' if it need not be there  tag: of its content; '' is not compared
 --       timer: the field of the timer that this owner called last; '' for none  ticked: what it holds since
 --       outbox_limit (number): messages that the outbox may hold  outbox_last: id of its last message
 --       reads (list): for each read the entry or checkpoint after which it began, its first entry, and the
@@ -80,6 +80,13 @@ local function is_that(entry, id, tag)
   -- fakeredis has no sha1hex.
   return tag == '' or not redis.sha1hex or tag == redis.sha1hex(table.concat(fields, '\0'))
 end
+--
+-- What is archived may have been trimmed since it was read, or was read from the archive.
+local function is_archived(id)
+  -- include: groups
+  local archived = archived_of(events)
+  return archived and is_id(id) and not id_less(archived, id)
+end
 local last_first = ''
 for i = reads_at, reads_end, 3 do
   -- A failover may also lose the last entries of one read, and the next read then returns the entries
@@ -90,15 +97,16 @@ for i = reads_at, reads_end, 3 do
   local from, count = inside and after or '(' .. after, inside and 2 or 1
   local found = redis.pcall('XRANGE', events, from, '+', 'COUNT', count)
   if found.err then return refused(events, found) end
-  if inside and (not found[1] or found[1][1] ~= after) then return reply('GAP') end
-  if not is_that(found[count], its_first, ARGV[i + 2]) then return reply('GAP') end
+  local at = inside and found[1] and found[1][1] == after and 2 or 1
+  if inside and at == 1 and not is_archived(after) then return reply('GAP') end
+  if not (is_that(found[at], its_first, ARGV[i + 2]) or is_archived(its_first)) then return reply('GAP') end
   last_first = its_first
 end
 -- A failover may also lose an entry after it was read; its producer sends it again, under another id.
 if last_first ~= last then
   local found = redis.pcall('XRANGE', events, last, last, 'COUNT', 1)
   if found.err then return refused(events, found) end
-  if not is_that(found[1], last, tag) then return reply('GAP') end
+  if not (is_that(found[1], last, tag) or is_archived(last)) then return reply('GAP') end
 end
 
 -- 4. The outbox and the acked log have room.

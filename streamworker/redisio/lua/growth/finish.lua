@@ -17,7 +17,8 @@ if held[1] ~= owner or held[2] ~= epoch then return {'FENCED'} end
 if not is_id(held[3]) then return {'BADTYPE', lock} end
 local _, _, _, _, _, is_sealed = stream_position(events)
 if not is_sealed or redis.call('HEXISTS', counts, 'sealed') == 0 then return {'OPEN'} end
-if held[4] or redis.pcall('XRANGE', events, '(' .. held[3], '+', 'COUNT', 1)[1] then return {'BEHIND'} end
+if held[4] or is_archived_behind(events, held[3]) then return {'BEHIND'} end
+if redis.pcall('XRANGE', events, '(' .. held[3], '+', 'COUNT', 1)[1] then return {'BEHIND'} end
 if redis.call('XLEN', messages) > 0 then return {'OUTBOX'} end
 redis.call('HDEL', lock, '')  -- changes nothing, and makes Redis accept HSET when memory is full
 if step == 'done' then

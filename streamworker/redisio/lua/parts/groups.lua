@@ -4,6 +4,21 @@
 local COUNTED_MAX = 10000
 local TOP = '18446744073709551615-18446744073709551615'  -- the last id of a partition that is sealed
 
+-- The archiver of a stream is the group `archive`, whose checkpoint follows what it has put. What is archived may
+-- have been trimmed, whoever lags behind: that is read from the archive.
+-- Returns up to which id the archive holds a partition, and how many records these are; nil without an archive.
+local function archived_of(events)
+  local held = redis.pcall('HMGET', beside(events, 'lock:archive'), 'checkpoint', 'entries')
+  if held.err or not is_id(held[1]) or held[1] == '0-0' then return nil end
+  return held[1], tonumber(held[2] or '') or 0
+end
+
+-- Returns whether the archive holds records behind an id.
+local function is_archived_behind(events, id)
+  local archived = archived_of(events)
+  return archived and id_less(id, archived)
+end
+
 local function groups_key(events)
   return beside(events, 'groups')
 end
@@ -83,6 +98,7 @@ end
 local function count_deleted(lock, events)
   local held = redis.call('HMGET', lock, 'checkpoint', 'entries')
   if not (is_id(held[1]) and tonumber(held[2] or '')) then return 0 end
+  if is_archived_behind(events, held[1]) then return 0 end  -- it reads them there
   redis.call('HDEL', lock, '')  -- changes nothing, and makes Redis accept HSET when memory is full
   local _, added, length, first, newest = stream_position(events)
   local records = note_dropped(events, added, length)

@@ -44,6 +44,11 @@ local function register(lock, events, acked, group_name, start, nonce, parents)
   end
   -- The stream counts a copy of an entry of many records, which another program added, as one record.
   local entries = math.max(0, note_dropped(events, added, length) - left)
+  -- Unless the archive holds them: it begins with the record behind the first `before` ones.
+  if checkpoint == '0-0' and group_name ~= 'archive' then
+    local held = redis.pcall('HMGET', beside(events, 'lock:archive'), 'before')
+    entries = not held.err and tonumber(held[1] or '') or entries
+  end
   show_group(events, group_name, group, checkpoint)
   local log_last = stream_position(acked)
   local now = text(server_ms())
@@ -51,6 +56,7 @@ local function register(lock, events, acked, group_name, start, nonce, parents)
     'entries', text(entries), 'rows', string.match(log_last, '^(%d+)'), 'log', nonce .. '.' .. now,
     'since', now, 'state', '', 'reason', '')
   if parents ~= '' then redis.call('HSET', lock, 'from', parents) end
+  if group_name == 'archive' then redis.call('HSET', lock, 'before', text(entries)) end
   redis.call('HSET', groups_key(events), group_name, '')
   return false, checkpoint
 end

@@ -3,11 +3,12 @@
 -- group's checkpoint; or nil if there is no group: then nothing says which entries may be dropped. A
 -- streamworker group needs the entries after the checkpoint in its lock. The Redis consumer group of that name
 -- only shows the checkpoint to other tools, which can move or remove it, so the script does not read it, and
--- corrects it here. A group of another program needs the entries that it has not read or not acknowledged. If
+-- corrects it here. Of what the archive holds such a group needs nothing. A group of another program needs the entries that it has not read or not acknowledged. If
 -- the checkpoint of a streamworker group cannot be read, all entries stay.
 local function keep_from(events)
   local keep
   local passed = math.huge
+  local archived, archived_records = archived_of(events)
   local function needs(id, records)
     if not keep or id_less(id, keep) then keep = id end
     passed = math.min(passed, tonumber(records or '') or 0)
@@ -22,7 +23,11 @@ local function keep_from(events)
     local held = redis.pcall('HMGET', beside(events, 'lock:' .. name), 'checkpoint', 'entries')
     local group = shown[name]
     if is_id(held[1]) then
-      needs(successor(held[1]), held[2])
+      if archived and id_less(held[1], archived) then
+        needs(successor(archived), archived_records)
+      else
+        needs(successor(held[1]), held[2])
+      end
       show_group(events, name, group, held[1])
     elseif held.err or held[1] or is_listed then
       needs('0-0', 0)

@@ -1,0 +1,107 @@
+"""Reads from the archive what Redis has trimmed, into the same buffers, so that no mode knows of it.
+
+What the archive holds may be trimmed although a group lags behind it. So a partition is *cold* when records
+after its position may be missing in Redis: it is read from the archive then, up to its end, and from Redis
+again. Whether a partition is cold is asked when it is added; after each read that brought entries, which are
+thrown away if it is; and now and then of those that bring none.
+
+Of each cold partition one segment is open, as it is compressed; if they are many, those that were read last.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import anyio.to_thread
+
+from streamworker.archive.chain import BATCH_RECORDS, READ, Chain, Excerpt
+from streamworker.archive.columns import packing_of, rows_writer
+from streamworker.archive.segments import entries_in
+from streamworker.archive.store import store_at
+from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.declaring.specs import StreamSpec
+from streamworker.errors import ArchiveConflict
+from streamworker.log import get_logger
+from streamworker.records.entries import Entries
+
+OPEN_MAX = 8
+"""How many partitions have an open segment."""
+
+log = get_logger("streamworker.fetcher")
+
+
+class Cold(NamedTuple):
+    """What one look into the archive brought."""
+
+    entries: Entries
+    position: EntryId
+    """Up to where the archive is read with them."""
+
+
+@dataclass(eq=False)
+class ColdReader:
+    """The archive of one stream, as the fetcher of a group reads it."""
+
+    stream: StreamSpec
+
+    def __post_init__(self) -> None:
+        assert self.stream.archive is not None
+        self._store = store_at(self.stream.archive.url)
+        self._is_arrow = self.stream.codec == "arrow"
+        self._open: OrderedDict[int, tuple[EntryId, Iterator[Excerpt]]] = OrderedDict()
+
+    def is_open(self, partition: int, position: EntryId) -> bool:
+        """Whether the next records after a position are of a segment that is open."""
+        held = self._open.get(partition)
+        return held is not None and held[0] == position
+
+    def close(self, partition: int) -> None:
+        """Forget the segment of a partition."""
+        self._open.pop(partition, None)
+
+    async def next(self, partition: int, position: EntryId) -> Cold | None:
+        """Return the next records after a position, which may be none; None at the end of the archive.
+
+        Raises
+        ------
+        ArchiveUnavailable
+            If the store does not answer.
+        ArchiveConflict
+            If a segment is missing.
+        """
+        if not self.is_open(partition, position):
+            columns = None if self._is_arrow else READ
+            parts = Chain(self._store, partition).read(position, columns, BATCH_RECORDS)
+            self._open[partition] = (position, parts)
+        self._open.move_to_end(partition)
+        while len(self._open) > OPEN_MAX:
+            self._open.popitem(last=False)
+        _, parts = self._open.pop(partition)
+        found = await anyio.to_thread.run_sync(partial(self._next, parts))
+        if found is None:
+            return None
+        part, entries = found
+        if (begins := part.footer.after) > position > ZERO:
+            # The records between were expired before this group had read them.
+            log.warning(
+                "archive_begins_later", partition=partition, position=str(position), begins=str(begins)
+            )
+        self._open[partition] = (part.position, parts)
+        return Cold(entries, part.position)
+
+    def _next(self, parts: Iterator[Excerpt]) -> tuple[Excerpt, Entries] | None:
+        part = next(parts, None)
+        if part is None:
+            return None
+        writer = rows_writer if self._is_arrow else None
+        return part, entries_in(part.table, packing_of(self.stream), writer)
+
+    @staticmethod
+    def ended(partition: int, position: EntryId) -> ArchiveConflict:
+        """Return the error for an archive that ends before what Redis says that it holds."""
+        return ArchiveConflict(
+            f"Partition {partition}: the archive has nothing after {position}, and Redis says that it has.",
+            remedy="Was the store emptied or restored? `streamworker archive check` tells (docs: archive).",
+        )

@@ -1,0 +1,223 @@
+"""The mode that calls no function: it puts the records of a partition into the stream's archive.
+
+It reads nothing ahead. When a segment is due, it reads what waits, makes a Parquet object of it in a thread,
+puts it under the name that follows in the chain, and commits; of one process one segment at a time, so that
+memory has one, however many partitions there are. Nothing younger than ``Archive.after`` is read: what a
+failover loses in that time is lost in the archive, too.
+
+The store is the truth, and the checkpoint in the lock follows it: it never is above what was put. So an owner
+begins with the end of the chain. If that is above the checkpoint, another owner, a zombie or a put without an
+answer has come further: what Redis still has of it is compared, and the checkpoint moves there. A zombie's
+put is either the next link, which nobody else has made, or refused by the store.
+
+If both differ in a record, the partition halts and names it: somebody must decide, and nothing is trimmed.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+
+from streamworker.archive.chain import Chain, missing
+from streamworker.archive.columns import columns_for, packing_of, rows_reader
+from streamworker.archive.segments import table_of
+from streamworker.archive.store import store_at
+from streamworker.core.data.archives import Archive, Footer
+from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.pauses import Pauses
+from streamworker.errors import ArchiveConflict, ArchiveError, BackendError
+from streamworker.records.entries import Entries
+from streamworker.redisio.group import archiving
+from streamworker.runtime.archive.identities import verified
+from streamworker.runtime.clock import monotonic_s
+from streamworker.runtime.run.commits import Work
+from streamworker.runtime.run.failures import describe_error
+from streamworker.runtime.run.modes.modes import Mode
+
+LOOK_MIN_S, LOOK_MAX_S = 0.05, 15.0
+"""How often a partition looks for what waits: twenty times an interval, within these bounds."""
+RECORD_BYTES = 200
+"""What a record is taken to have before the first segment."""
+PAUSE_MAX_MS = 60_000
+MORE_RECORDS = 2_000_000
+"""Records of one segment at most, however small they are."""
+
+_turn: anyio.lowlevel.RunVar[anyio.Lock] = anyio.lowlevel.RunVar("archiver's turn")
+
+
+def turn() -> anyio.Lock:
+    """Return what lets one segment of this process be in memory at a time."""
+    if (found := _turn.get(None)) is None:
+        found = anyio.Lock()
+        _turn.set(found)
+    return found
+
+
+_known: dict[tuple[str, str], str] = {}
+"""The ids of the archives of streams that this process has verified, by app and stream."""
+
+
+class ArchiveMode(Mode):
+    """Archives one partition of a stream."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        stream, archive = self.spec.stream, self.spec.stream.archive
+        assert archive is not None
+        self._archive: Archive = archive
+        self._partition = self.commits.start.partition
+        self._columns = columns_for(stream) if archive.columns else None
+        self._look_s = min(max(archive.every_ms / 20_000, LOOK_MIN_S), LOOK_MAX_S)
+        self._record_bytes = float(RECORD_BYTES)
+        self._chain: Chain | None = None
+        """The chain, once its end is where the checkpoint is."""
+
+    async def run(self) -> str:
+        """Archive until draining; return why the partition halts, or an empty text."""
+        pauses = Pauses(self.rng.random, first_ms=500, max_ms=PAUSE_MAX_MS)
+        while await self.intake.wait_may_start():
+            try:
+                if self._chain is None:
+                    self._chain = await self._caught_up()
+                has_put = await self._put_due(self._chain)
+            except ArchiveConflict as error:
+                return describe_error(error)
+            except (ArchiveError, BackendError) as error:
+                self._chain = None
+                wait_ms = pauses.next_ms()
+                self.log.warning("archive_held_up", error=describe_error(error), retry_in_ms=wait_ms)
+                self.activity.retries(describe_error(error), pauses.failures, wait_ms)
+                await self.intake.pause(wait_ms)
+            else:
+                pauses.reset()
+                self.activity.recovers()
+                if not has_put:
+                    self.activity.rests()
+                    await self.intake.wait_draining(self._look_s * (0.75 + self.rng.random() / 2))
+        return ""
+
+    # -- the end of the chain --------------------------------------------------------------------
+
+    async def _caught_up(self) -> Chain:
+        """Return the chain, whose end is the checkpoint now."""
+        committer, stream = self.commits.committer, self.spec.stream
+        store, committed, named = (
+            store_at(self._archive.url),
+            self.commits.committed,
+            (stream.app, stream.name),
+        )
+        try:
+            _known[named] = await verified(
+                committer.backend,
+                committer.keys,
+                store,
+                log="",
+                codec=stream.codec_name,
+                has_archived=committed.checkpoint > ZERO,
+                known=_known.get(named, ""),
+            )
+        except ArchiveConflict as error:  # `archive adopt` ends it, and nobody need retry the partition then.
+            raise ArchiveError(error.message, remedy=error.remedy) from None
+        chain = Chain(store, self._partition)
+        last = await _in_thread(chain.last, committed.checkpoint)
+        end = ZERO if last is None else last.last
+        if end < committed.checkpoint:
+            raise missing(self._partition, end, committed.checkpoint)
+        if last is not None and committed.checkpoint < end:
+            await self._pass(chain, last)
+        return chain
+
+    async def _pass(self, chain: Chain, last: Footer) -> None:
+        """Move the checkpoint to the end of the chain, which somebody else has made."""
+        committer, committed = self.commits.committer, self.commits.committed
+        here = committer.backend, committer.keys, self._partition
+        mine = await archiving.read_raw(*here, committed.checkpoint, last.last, self._archive.size_bytes)
+        alone = 0
+        position = committed.checkpoint
+        while mine:
+            table = await _in_thread(self._table, mine, None)
+            alone += await _in_thread(chain.compare, table)
+            position = mine.id_at(len(mine) - 1)
+            mine = await archiving.read_raw(*here, position, last.last, self._archive.size_bytes)
+        first = await _in_thread(self._first, chain)
+        await archiving.go_on_behind(*here, last.last, total=last.total, before=first.total - first.records)
+        self.log.info(
+            "archive_passed",
+            checkpoint=str(committed.checkpoint),
+            end=str(last.last),
+            by=last.owner,
+            epoch=last.epoch,
+            only_archived=alone,
+        )
+        await self._commit(last.last, last.total - committed.entries)
+
+    def _first(self, chain: Chain) -> Footer:
+        found = chain.footer(chain.segments()[0].after)
+        assert found is not None
+        return found._replace(records=found.records + found.erased)
+
+    # -- the next link ---------------------------------------------------------------------------
+
+    async def _put_due(self, chain: Chain) -> bool:
+        """Put the next segment if one is due; return whether that was done."""
+        committer, archive = self.commits.committer, self._archive
+        here = committer.backend, committer.keys, self._partition
+        checkpoint = self.commits.committed.checkpoint
+        waiting = await archiving.read_waiting(*here, checkpoint)
+        oldest_ms, until_ms = waiting.oldest_ms, waiting.now_ms - archive.after_ms
+        if oldest_ms is None or oldest_ms > until_ms:
+            return False
+        is_large = waiting.records * self._record_bytes >= archive.size_bytes
+        if waiting.now_ms - oldest_ms < archive.every_ms and not is_large:
+            return False
+        async with turn():
+            until = archiving.up_to(until_ms)
+            entries = await archiving.read_raw(*here, checkpoint, until, archive.size_bytes)
+            return bool(entries) and await self._put(chain, entries)
+
+    async def _put(self, chain: Chain, entries: Entries) -> bool:
+        committed, start = self.commits.committed, self.commits.start
+        size = sum(entries.sizes)
+        began_s = monotonic_s()
+        table = await _in_thread(self._table, entries, self._columns)
+        records = table.num_rows
+        self._record_bytes = max(1.0, size / records)
+        first, last = await _in_thread(_ends, table)
+        total = committed.entries + records
+        footer = Footer(
+            committed.checkpoint, first, last, records, total, start.owner.partition("/")[0], start.lock.epoch
+        )
+        stored = await _in_thread(chain.put, table, footer)
+        if not stored:
+            self._chain = None  # Somebody has made this link, perhaps an earlier try of this owner.
+            return True
+        await self._commit(last, records)
+        self.log.info(
+            "segment_archived",
+            after=str(footer.after),
+            last=str(last),
+            records=records,
+            bytes=stored,
+            took_ms=round(1000 * (monotonic_s() - began_s)),
+        )
+        return True
+
+    def _table(self, entries: Entries, columns: Any) -> Any:
+        stream = self.spec.stream
+        return table_of(entries, packing_of(stream), columns, rows_reader(stream))
+
+    async def _commit(self, last: EntryId, records: int) -> None:
+        await self.commits.submit(Work(archived=(last, records)))
+        await self.commits.flush()
+
+
+def _ends(table: Any) -> tuple[EntryId, EntryId]:
+    from streamworker.archive.chain import id_at
+
+    return id_at(table, 0), id_at(table, table.num_rows - 1)
+
+
+async def _in_thread(call: Callable[..., Any], *given: Any) -> Any:
+    return await anyio.to_thread.run_sync(call, *given)
