@@ -28,7 +28,7 @@ from streamworker.declaring.table import Table
 from streamworker.declaring.timers import Timer
 from streamworker.errors import ConfigurationError, StreamworkerError
 
-Kind = Literal["", "streams", "processors", "tables", "timers"]
+Kind = Literal["", "streams", "processors", "tables", "timers", "archived"]
 """What a path names beside an app."""
 
 
@@ -104,6 +104,21 @@ def resolve_processors(path: str, names: list[str] | None = None) -> Selection:
             remedy="Give the module in which the App is.",
         )
     raise _wrong(path, found, "neither a processor nor an App", module, "processors")
+
+
+def resolve_archived(path: str) -> tuple[App, list[Stream[Any] | ProcessorSpec]]:
+    """Return an app, and what it archives of what a path names: streams, and processors for their acked logs.
+
+    A path names an app, a stream or a processor. An error lists what the app archives.
+    """
+    module, found = _resolve(path, "archived")
+    if isinstance(found, App):
+        return found, [*found.registry.archived.values()]
+    for app in _apps(module).values():
+        for name, its in app.registry.archived.items():
+            if its is found or (isinstance(found, Processor) and its is found.spec and name == found.name):
+                return app, [its]
+    raise _wrong(path, found, "and has no archive", module, "archived")
 
 
 def resolve_timer(path: str) -> tuple[App, ProcessorSpec, TimerSpec]:

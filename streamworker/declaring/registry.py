@@ -39,6 +39,12 @@ class Registry:
         """What workers run: processors, archivers, and the group of the app's timers if there are any."""
         return [*self.processors.values(), *self.archivers.values(), *filter(None, (self.timers,))]
 
+    @property
+    def archived(self) -> dict[str, Stream[Any] | ProcessorSpec]:
+        """What has an archive, by name: streams, and processors whose acked log has one."""
+        logs = {name: each for name, each in self.processors.items() if each.options.archive_of_log}
+        return {**logs, **{name: self.streams[name] for name in self.archivers}}
+
     def keep(self, spec: ProcessorSpec) -> None:
         """Keep a group, or what has become of it."""
         if spec.stream.has_records:

@@ -46,7 +46,7 @@ class Odd:
         return self.text
 
 
-orders = app.stream("orders", Order, key="customer", partitions=1)
+orders = app.stream("orders", Order, key="customer", partitions=1, archive="LAKE")
 words = app.table("words", dict[str, str])
 
 
@@ -130,6 +130,9 @@ LOOKS = {
     "table export": [["shop:words", "--to", "HOSTILE"]],
     "timers list": [["shop:app"], ["shop:app", "--json"]],
     "later list": [["shop:orders"], ["shop:orders", "--json"]],
+    "archive status": [["shop:app"], ["shop:app", "--json"]],
+    "archive check": [["shop:orders"], ["shop:orders", "--json"]],
+    "archive expire": [["shop:orders", "--older-than", "1 day", "--dry-run"]],
     "schema check": [["shop:app"], ["shop:app", "--json"]],
     "later cancel": [["shop:orders", "HOSTILE", "--key", "HOSTILE"], ["shop:orders", "no HOSTILE"]],
     "pause": [["shop:price", "--why", "HOSTILE", *SOON]],
@@ -137,6 +140,7 @@ LOOKS = {
     "retry": [["shop:price", "--why", "HOSTILE", *SOON]],
     "timers run-now": [["shop:flush", *SOON]],
     "dead put": [["shop:audit", "RECORD", "--why", "HOSTILE", "--yes", *SOON]],
+    "archive adopt": [["shop:orders", "--yes"]],
     "reset": [["shop:price", "--to", "earliest", "--yes"]],
     "dead replay": [["shop:price", "LETTER"]],
     "dead drop": [["shop:price", "--all", "--yes"]],
@@ -145,7 +149,7 @@ LOOKS = {
 
 SHOWS_NONE = {
     *("send", "acl", "dead replay", "dead drop", "size"),
-    *("table list", "later cancel", "wait", "health"),
+    *("table list", "later cancel", "wait", "health", "archive expire"),
 }
 SHOWS_IT = LOOKS.keys() - SHOWS_NONE
 """Commands in whose output the text must be found: else the walk would show nothing."""
@@ -170,7 +174,7 @@ def commands(group: object, path: tuple[str, ...] = ()) -> Iterator[str]:
 @pytest.fixture
 def failing(shop: Path, streamworker: Invoke) -> Path:
     """A folder with an app that fails on the record that waits for it."""
-    (shop / "shop.py").write_text(SHOP, "utf-8")
+    (shop / "shop.py").write_text(SHOP.replace("LAKE", f"{shop}/lake"), "utf-8")
     (shop / "order.jsonl").write_text(json.dumps({"order_id": 1, "customer": HOSTILE}))
     streamworker.does("send", "shop:orders", "order.jsonl")
     return shop
@@ -181,6 +185,11 @@ def hostile(failing: Path, spawn: SpawnWorker, redis_url: str) -> dict[str, str]
     """A group whose every text is hostile, left behind by a worker that was killed; arguments for LOOKS."""
     bad = {"order_id": 1, "customer": "a", "amounts": {HOSTILE: "x"}}
     (failing / "bad.jsonl").write_text(json.dumps(bad))
+    (failing / "lake" / "partition=0").mkdir(parents=True)
+    (failing / "lake" / "partition=0" / f"\u202e{SEEN}").touch()
+    (failing / "lake" / "_stream.json").write_text(
+        json.dumps(dict.fromkeys(("app", "stream", "log", "codec", "id"), HOSTILE))
+    )
     stream = resolve_stream("shop:orders")
     assert isinstance(stream.app, App)
     stream.sync.schedule(stream.spec.record.python_type(2, HOSTILE), id=HOSTILE, after=3_600)
@@ -216,6 +225,8 @@ def hostile(failing: Path, spawn: SpawnWorker, redis_url: str) -> dict[str, str]
             raw.hset(keys.beats, member, str(at_ms).encode() + bar + rest)
         shop = StreamKeys("shop", "orders")
         raw.xgroup_create(shop.events(0), HOSTILE, 0)
+        lock = GroupKeys("shop", "orders", "archive").lock(0)
+        raw.hset(lock, mapping={"reason": HOSTILE, "checkpoint": "0-0", "epoch": 1, "entries": 0})
         raw.hset(shop.meta, "schema", json.dumps(SCHEMA))
         raw.hset(price.state(0), f"{RAN}flush", json.dumps({"at": 0, "began": 0, "took": 0, "by": HOSTILE}))
         record = raw.xrange(shop.events(0))[0][0]

@@ -1,0 +1,138 @@
+"""What is wrong with an archive: its chains, and whether Redis holds the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from streamworker.cli.archive.places import Known, Place, each_of, known
+from streamworker.core.data.archivelife import Fault, beyond_end
+from streamworker.core.data.entries import EntryId
+from streamworker.errors import ArchiveConflict
+from streamworker.records.entries import Entries
+from streamworker.redisio.wire.client import Backend
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from streamworker.archive.life import Walk
+
+ENTRIES_AT_ONCE = 500
+"""Entries of Redis that are compared at a time."""
+BESIDE = ("_delta_log/", "_new/", "_stream.json", "_probe")
+"""Objects of an archive that are in no chain."""
+
+
+@dataclass
+class Checked:
+    """What a check has found."""
+
+    records: int = 0
+    erased: int = 0
+    segments: int = 0
+    bytes: int = 0
+    compared: int = 0
+    """Records that Redis still has, and the archive has alike."""
+    alone: int = 0
+    """Records between them that the archive alone has."""
+    faults: list[Fault] = field(default_factory=list)
+
+
+async def check_archive(backend: Backend, place: Place, deep: bool) -> Checked:
+    """Look at all that an archive has, and at what Redis says of it."""
+    found = Checked()
+    found.faults += await _whose(backend, place)
+    partitions = place.stream.placement.all
+    here = await known(backend, place, partitions)  # Before the chains, which only grow.
+    found.faults += await anyio.to_thread.run_sync(_beside, place)
+
+    async def one(partition: int) -> Checked:
+        return await _check(backend, place, partition, here[partition], deep)
+
+    for each in await each_of(one, partitions):
+        for name in ("records", "erased", "segments", "bytes", "compared", "alone", "faults"):
+            setattr(found, name, getattr(found, name) + getattr(each, name))
+    return found
+
+
+async def _whose(backend: Backend, place: Place) -> list[Fault]:
+    from streamworker.archive.identity import read_identity
+
+    try:
+        stored = await anyio.to_thread.run_sync(read_identity, place.store)
+    except ArchiveConflict as error:
+        return [Fault("identity", error.message)]
+    has = ((await backend.execute("HGET", place.keys.meta, place.field)) or b"").decode("utf-8", "replace")
+    mine = place.mine
+    if stored is None:
+        return [Fault("identity", "The store has no _stream.json, which says whose archive it is.")]
+    if stored[:3] != mine[:3]:
+        return [Fault("identity", f"It is the archive of {stored.whose}, and not of {mine.whose}.")]
+    if stored.id != has:
+        return [Fault("identity", f"Its id is {stored.id}, and Redis knows it by the id {has or 'none'}.")]
+    return []
+
+
+def _beside(place: Place) -> list[Fault]:
+    """Return the objects that are in no folder of a partition."""
+    folders = tuple(f"partition={p}/" for p in place.stream.placement.all)
+    return [
+        Fault("stray", f"{each.name} is no part of the archive.")
+        for each in place.store.names("")
+        if not each.name.startswith((*folders, *BESIDE))
+    ]
+
+
+async def _check(backend: Backend, place: Place, partition: int, here: Known, deep: bool) -> Checked:
+    from streamworker.archive.life import walk
+
+    found: Walk = await anyio.to_thread.run_sync(lambda: walk(place.chain(partition), deep=deep))
+    footers = found.footers
+    end = footers[-1].last if footers else None
+    faults = [*found.faults, *filter(None, [beyond_end(here.end, end, partition)])]
+    checked = Checked(
+        found.records, sum(each.erased for each in footers), len(footers), found.size, faults=faults
+    )
+    if end is not None and not place.log and not any(fault.kind == "missing" for fault in found.faults):
+        await _compare(backend, place, partition, (footers[0].after, end), checked)
+    return checked
+
+
+async def _compare(
+    backend: Backend, place: Place, partition: int, span: tuple[EntryId, EntryId], checked: Checked
+) -> None:
+    """Compare what Redis still has between two ids."""
+    after, end = span
+    chain = place.chain(partition)
+    while True:
+        reply = await backend.execute(
+            "XRANGE", place.keys.events(partition), f"({after}", "+", "COUNT", ENTRIES_AT_ONCE
+        )
+        if not reply:
+            return
+        mine = await anyio.to_thread.run_sync(_table, place, reply, after, end)
+        if not mine.num_rows:
+            return
+        try:
+            checked.alone += await anyio.to_thread.run_sync(chain.compare, mine)
+        except ArchiveConflict as error:
+            text = error.message.removeprefix(f"Partition {partition}: ")
+            checked.faults.append(Fault("records", text, partition))
+            return
+        checked.compared += mine.num_rows
+        after = EntryId.parse(reply[-1][0])
+
+
+def _table(place: Place, reply: list[Any], after: EntryId, end: EntryId) -> pa.Table:
+    """Return the records of some entries that are between two ids, as a segment has them."""
+    import pyarrow.compute as pc
+
+    from streamworker.archive.columns import packing_of, rows_reader
+    from streamworker.archive.segments import ids_above, table_of
+
+    stream = place.stream
+    table = table_of(Entries.of(reply), packing_of(stream), None, rows_reader(stream))
+    table = table.filter(ids_above(table, after))
+    return table.filter(pc.invert(ids_above(table, end)))

@@ -1,0 +1,254 @@
+"""`archive status|check|adopt|expire`, on archives in a folder and in memory."""
+
+import json
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamworker.archive.identity import read_identity
+from streamworker.archive.store import Store, store_at
+from streamworker.cli.exit_codes import ExitCode
+from streamworker.core.data.archives import GROUP, name_of
+from streamworker.core.data.entries import ZERO
+from streamworker.errors import ArchiveUnavailable
+from streamworker.importing import resolve_stream
+from streamworker.redisio.keys import GroupKeys
+from tests.cli.archiving import all_of, archived, chain_of, old_records
+from tests.cli.conftest import Invoke
+from tests.raw import opened
+
+SHOP = """
+import msgspec
+from streamworker import App, Archive
+
+app = App("shop")
+
+
+class Order(msgspec.Struct):
+    order_id: int
+    customer: str
+
+
+orders = app.stream(
+    "orders", Order, key="customer", partitions=2, retention="2 hours",
+    archive=Archive(URL, every="10 minutes", keep="2 years"),
+)
+"""
+YEAR_MS = 31_536_000_000
+KEYS = GroupKeys("shop", "orders", GROUP)
+
+
+@pytest.fixture(params=["files", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where the archive is."""
+    return str(tmp_path / "lake") if request.param == "files" else f"memory://{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def orders(streamworker: Invoke, shop: Path, url: str) -> Store:
+    """A stream with an archive; its store."""
+    del streamworker  # which names the server
+    (shop / "shop.py").write_text(SHOP.replace("URL", repr(url)), "utf-8")
+    return store_at(url)
+
+
+def order(n: int, customer: str = "ann") -> Any:
+    return resolve_stream("shop:orders").spec.record.python_type(n, customer)
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def filled(redis_url: str, at_ms: int = 1_000) -> None:
+    """Archive twenty orders of ten customers in segments of three."""
+    old_records(redis_url, "shop:orders", [order(n, f"c{n % 10}") for n in range(20)], at_ms)
+    archived(redis_url, "shop:orders", at_once=3)
+
+
+def kinds(streamworker: Invoke, *options: str) -> list[str]:
+    result = streamworker("archive", "check", "shop:orders", "--json", *options)
+    assert result.exit_code == ExitCode.FAILED, result.output
+    return [fault["kind"] for fault in json.loads(result.stdout)["faults"]]
+
+
+@pytest.mark.usefixtures("orders")
+def test_an_archive_that_is_whole_passes_its_check(streamworker: Invoke, redis_url: str) -> None:
+    """It counts the records, and those that Redis still has."""
+    filled(redis_url)
+    for options in ((), ("--deep",)):
+        found = streamworker.tells("archive", "check", "shop:orders", *options)
+        assert (found["records"], found["compared"], found["faults"]) == (20, 20, [])
+    assert "Result: nothing is wrong." in streamworker.does("archive", "check", "shop:orders")
+
+
+def test_a_missing_segment_a_stray_object_and_a_wrong_count_are_named(
+    streamworker: Invoke, redis_url: str, orders: Store
+) -> None:
+    """Each with its partition, and the exit code is 1."""
+    filled(redis_url)
+    chain = chain_of("shop:orders", 0)
+    second = chain.segments()[1]
+    orders.delete([second.name])
+    orders.put_new("partition=0/part-0001.parquet", b"of an optimizer")
+    orders.put_new("partition=7/00000000000000000000-00000000000000000000.parquet", b"of another stream")
+    assert sorted(kinds(streamworker)) == ["missing", "stray", "stray"]
+    said = streamworker("archive", "check", "shop:orders").stdout
+    assert f"Partition 0: there is no segment after {second.after}" in said
+    assert "partition=0/part-0001.parquet is no segment" in said
+    orders.put_new(second.name, b"no Parquet")
+    assert "object" in kinds(streamworker)
+
+
+def test_a_segment_that_lost_its_end_is_found_and_one_with_wrong_ids_only_by_a_deep_check(
+    streamworker: Invoke, redis_url: str, orders: Store
+) -> None:
+    """The checkpoint in Redis is above the end then."""
+    filled(redis_url)
+    chain = chain_of("shop:orders", 1)
+    last, first = chain.segments()[-1], chain.segments()[0]
+    orders.delete([last.name])
+    assert kinds(streamworker) == ["checkpoint"]
+    footer = chain.footer(first.after)
+    assert footer is not None
+    part = next(chain.read(ZERO)).table.slice(0, 3)
+    orders.delete([first.name])
+    assert chain.put(part.take([2, 1, 0]), footer)
+    assert kinds(streamworker) == ["checkpoint"]
+    assert kinds(streamworker, "--deep").count("ids") == 2
+
+
+def test_records_that_differ_from_those_in_redis_are_a_conflict(
+    streamworker: Invoke, redis_url: str, orders: Store
+) -> None:
+    """Two histories share ids. What Redis has lost is no fault, and is counted."""
+    del orders
+    filled(redis_url)
+    with opened(redis_url) as raw:
+        raw.xdel(KEYS.events(0), raw.xrange(KEYS.events(0))[1][0])
+        found = streamworker.tells("archive", "check", "shop:orders")
+        assert (found["compared"], found["alone"], found["faults"]) == (19, 1, [])
+        before = raw.xrange(KEYS.events(1))
+        raw.delete(KEYS.events(1))
+        for its, fields in before:
+            raw.xadd(KEYS.events(1), fields | {b"v": fields[b"v"].replace(b'"c', b'"d')}, id=its)
+    assert kinds(streamworker) == ["records"]
+
+
+def test_status_says_how_far_an_archive_is_and_what_waits(
+    streamworker: Invoke, redis_url: str, orders: Store
+) -> None:
+    """A record that waits for hours, and nobody who archives it."""
+    del orders
+    filled(redis_url)
+    (found,) = streamworker.tells("archive", "status", "shop:orders")
+    assert sum(each["records"] for each in found["partitions"]) == 20
+    assert sum(each["segments"] for each in found["partitions"]) == 7
+    assert (found["waits_ms"], found["objects_a_day_max"]) == (None, 288)
+    old_records(redis_url, "shop:orders", [order(1, "c1")], now_ms() - 7_201_000)
+    (found,) = streamworker.tells("archive", "status", "shop:app")
+    assert 7_200_000 <= found["waits_ms"] < 7_900_000
+    assert [each["problem"] for each in found["partitions"] if each["problem"]] == [
+        "no worker owns the partition"
+    ]
+    with opened(redis_url) as raw:
+        raw.hset(KEYS.lock(0), mapping={"reason": "the store of lake refused a call", "owner": "w1"})
+    assert "the store of lake refused a call" in streamworker.does("archive", "status", "shop:app")
+
+
+def test_a_store_that_is_away_is_told_and_nothing_is_claimed(
+    streamworker: Invoke, redis_url: str, orders: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command says so, and its exit code is 1."""
+    filled(redis_url)
+
+    def away(*_: object) -> None:
+        raise ArchiveUnavailable("The store of lake did not answer: timeout.", remedy="It is asked again.")
+
+    with monkeypatch.context() as context:
+        for name in ("names", "tail", "get", "put_new", "replace", "delete"):
+            context.setattr(type(orders), name, away)
+        for command in (["status"], ["check"], ["adopt", "--yes"], ["expire", "--yes"]):
+            result = streamworker("archive", command[0], "shop:orders", *command[1:])
+            assert result.exit_code == ExitCode.FAILED, command
+            assert "did not answer" in result.output
+            assert "Deleted" not in result.output and "adopted" not in result.output
+    assert len(all_of("shop:orders")) == 20
+
+
+def test_an_archive_is_adopted_by_its_id_and_an_empty_store_gets_one(
+    streamworker: Invoke, redis_url: str, orders: Store
+) -> None:
+    """Redis has it before the store; what the archive lacks is said."""
+    said = streamworker.does("archive", "adopt", "shop:orders", "--yes")
+    new = read_identity(orders)
+    assert new is not None and f"It is a new archive, with the id {new.id}" in said
+    with opened(redis_url) as raw:
+        assert raw.hget(KEYS.meta, "archive_id").decode() == new.id
+        raw.hset(KEYS.meta, "archive_id", "another")
+        raw.hset(KEYS.lock(1), mapping={"checkpoint": "5000-0", "entries": 5})
+        assert kinds(streamworker) == ["identity", "checkpoint"]
+        said = streamworker.does("archive", "adopt", "shop:orders", "--yes")
+        assert "Redis forgets the archive with the id another" in said
+        assert "In partition 1 the archive lacks" in said
+        assert raw.hget(KEYS.meta, "archive_id").decode() == new.id
+    assert "Nothing was changed" in streamworker.does("archive", "adopt", "shop:orders", "--yes")
+
+
+def test_only_whole_old_segments_expire_oldest_first(
+    streamworker: Invoke, redis_url: str, orders: Store
+) -> None:
+    """The last one stays, however old; a dry run deletes nothing; the default is the declared keep."""
+    filled(redis_url)
+    old_records(redis_url, "shop:orders", [order(n, f"c{n}") for n in range(10)], now_ms() - YEAR_MS)
+    archived(redis_url, "shop:orders")
+    said = streamworker.does("archive", "expire", "shop:orders", "--dry-run")
+    assert said.startswith("Would delete 7 segments with 20 records")
+    assert len(all_of("shop:orders")) == 30
+    assert streamworker.does("archive", "expire", "shop:orders", "--yes").startswith("Deleted 7 segments")
+    assert len(all_of("shop:orders")) == 10
+    streamworker.does("archive", "check", "shop:orders")
+    said = streamworker.does("archive", "expire", "shop:orders", "--older-than", "1 hour", "--yes")
+    assert "has no segment whose last record is older than 1 hour" in said
+    assert orders.names("partition=0") and orders.names("partition=1")
+
+
+def test_an_expiry_that_is_killed_leaves_a_chain(
+    streamworker: Invoke, redis_url: str, orders: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It deletes the oldest first, one by one, says how far it came, and goes on when it is run again."""
+    filled(redis_url)
+    delete, calls = type(orders).delete, list[str]()
+
+    def killed(store: Store, names: list[str]) -> None:
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        calls.extend(names)
+        delete(store, names)
+
+    with monkeypatch.context() as context:
+        context.setattr(type(orders), "delete", killed)
+        result = streamworker("archive", "expire", "shop:orders", "--yes")
+    assert result.exit_code == ExitCode.INTERRUPTED
+    assert "Deleted 2 segments with 6 records" in result.stderr
+    assert calls[0] == name_of(0, ZERO) and calls == sorted(calls)
+    assert streamworker.tells("archive", "check", "shop:orders")["records"] == 14
+    streamworker.does("archive", "expire", "shop:orders", "--yes")
+    assert len(chain_of("shop:orders", 0).segments()) == len(chain_of("shop:orders", 1).segments()) == 1
+
+
+def test_what_has_no_archive_is_refused_and_what_has_one_is_listed(invoke: Invoke, shop: Path) -> None:
+    """By app and by stream; without a time what stays for ever does not expire."""
+    result = invoke("archive", "status", "shop:app")
+    assert result.exit_code == ExitCode.CONFIGURATION
+    assert "App 'shop' has no archive." in result.stderr
+    source = SHOP.replace("URL", "'lake'").replace(', keep="2 years"', "")
+    (shop / "kept.py").write_text(source + "other = app.stream('other', Order, archive='lake2')\n", "utf-8")
+    result = invoke("archive", "check", "kept:app")
+    assert "Name one of them: kept:orders, kept:other." in result.stderr
+    result = invoke("archive", "expire", "kept:orders")
+    assert result.exit_code == ExitCode.USAGE
+    assert "stays for ever" in result.stderr
