@@ -20,7 +20,7 @@ EXPIRED_AT_ONCE = 100
 _NEVER = 2**63
 
 
-class Link(NamedTuple):
+class Linked(NamedTuple):
     """One segment of a chain, with what its footer says."""
 
     segment: Segment
@@ -32,7 +32,7 @@ class Link(NamedTuple):
 class Walk(NamedTuple):
     """What was found in the folder of one partition."""
 
-    links: list[Link]
+    links: list[Linked]
     faults: list[Fault]
     size: int
     """Bytes of its segments."""
@@ -50,7 +50,7 @@ class Walk(NamedTuple):
 
 def walk(chain: Chain, *, deep: bool = False) -> Walk:
     """Look at each segment of a partition: name, footer and count; with ``deep`` at each record."""
-    links: list[Link] = []
+    links: list[Linked] = []
     faults = [*_strays(chain)]
     for segment in chain.segments():
         try:
@@ -58,7 +58,7 @@ def walk(chain: Chain, *, deep: bool = False) -> Walk:
             if body is None:
                 continue  # It has expired meanwhile, or the chain has a gap, which its neighbours show.
             footer, rows, newest_ms = _told(body, segment.name)
-            links.append(Link(segment, footer, newest_ms))
+            links.append(Linked(segment, footer, newest_ms))
             faults += [Fault("object", text, chain.partition) for text in _misnamed(segment, footer)]
             if rows != footer.records:
                 text = f"{segment.name} has {rows:,} records, and its footer counts {footer.records:,}."
@@ -136,13 +136,13 @@ def _wrong_ids(chain: Chain, segment: Segment) -> Iterator[str]:
         )
 
 
-def expire(chain: Chain, before_ms: int, *, dry_run: bool = False) -> Iterator[Link]:
+def expire(chain: Chain, before_ms: int, *, dry_run: bool = False) -> Iterator[Linked]:
     """Delete segments from the old end whose last record is older, and yield each once it is gone.
 
     The oldest goes first, each on its own: whenever this ends, what is left is a chain.
     """
     segments = chain.segments()
-    last: list[Link] = []
+    last: list[Linked] = []
     for at in range(0, len(segments), EXPIRED_AT_ONCE):
         links = [*last, *_links(chain, segments[at : at + EXPIRED_AT_ONCE])]
         old = expired([link.newest_ms for link in links], before_ms)
@@ -155,8 +155,8 @@ def expire(chain: Chain, before_ms: int, *, dry_run: bool = False) -> Iterator[L
         last = links[old:]
 
 
-def _links(chain: Chain, segments: list[Segment]) -> Iterator[Link]:
+def _links(chain: Chain, segments: list[Segment]) -> Iterator[Linked]:
     for segment in segments:
         if (tail := chain.store.tail(segment.name)) is not None:
             footer, _, newest_ms = _told(tail, segment.name)
-            yield Link(segment, footer, newest_ms)
+            yield Linked(segment, footer, newest_ms)

@@ -79,6 +79,7 @@ def old_records(redis_url: str, path: str, records: Sequence[Any], at_ms: int) -
     """Add records with ids that lie so far back, from a time on, one a millisecond."""
     stream: Stream[Any] = resolve_stream(path)
     spec = stream.spec
+    assert spec.codec != "arrow"
     encode = spec.record.encoder(spec.codec)
     with opened(redis_url) as raw:
         for n, record in enumerate(records):

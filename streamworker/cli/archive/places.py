@@ -64,7 +64,9 @@ class Place:
     @property
     def field(self) -> str:
         """The field of the stream's declaration with its id."""
-        return f"archive_id:{self.log}" if self.log else "archive_id"
+        from streamworker.runtime.archive.identities import field_of
+
+        return field_of(self.log)
 
     @cached_property
     def keys(self) -> GroupKeys:

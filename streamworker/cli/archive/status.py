@@ -28,7 +28,7 @@ ArchivesPath = Annotated[
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredPart:
     """What the store holds of one partition."""
 
     end: EntryId
@@ -46,7 +46,7 @@ class Partition:
 
     partition: int
     known: Known
-    stored: Stored | None
+    stored: StoredPart | None
     """None if the store did not answer."""
     oldest_ms: int | None
     """The time of the oldest record that is not archived; None if there is none."""
@@ -87,7 +87,7 @@ class Status:
         return max(0, self.now_ms - min(oldest)) if oldest else None
 
     @property
-    def stored(self) -> list[Stored]:
+    def stored(self) -> list[StoredPart]:
         """What the store holds, as far as it answered."""
         return [each.stored for each in self.partitions if each.stored is not None]
 
@@ -195,7 +195,7 @@ async def _of(backend: Backend, place: Place) -> Status:
     partitions = place.stream.placement.all
     here, now_ms = await known(backend, place, partitions), await backend.time_ms()
     oldest = await _oldest(backend, place, here)
-    problem, stored = "", dict[int, Stored]()
+    problem, stored = "", dict[int, StoredPart]()
     try:
         found = await in_threads(lambda p: _stored(place, p, now_ms), partitions)
         stored = dict(zip(partitions, found, strict=True))
@@ -219,13 +219,13 @@ def _time(place: Place, entries: Sequence[Entry]) -> int | None:
     return whole(entries[0].fields.get(b"at", b"")) if place.log else entries[0].id.ms
 
 
-def _stored(place: Place, partition: int, now_ms: int) -> Stored:
+def _stored(place: Place, partition: int, now_ms: int) -> StoredPart:
     chain = place.chain(partition)
     segments = chain.segments()
     last = chain.last(segments[-1].after) if segments else None
     first = chain.footer(segments[0].after) if segments else None
     if last is None or first is None:
-        return Stored(ZERO, 0, 0, 0, 0)
+        return StoredPart(ZERO, 0, 0, 0, 0)
     today = 0 if place.log else sum(each.after.ms > now_ms - DAY_MS for each in segments)
     records = last.total - first.total + first.records + first.erased
-    return Stored(last.last, records, len(segments), sum(each.size for each in segments), today)
+    return StoredPart(last.last, records, len(segments), sum(each.size for each in segments), today)
