@@ -18,7 +18,7 @@ from streamworker.core.data.entries import EntryId
 from streamworker.core.events import Event, MarkLock, RunnerFenced, RunnerHalted, RunnerStopped, StartRunner
 from streamworker.core.pauses import Pauses
 from streamworker.core.words import ranges
-from streamworker.declaring.specs import FunctionMode, ProcessorSpec, StreamSpec
+from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.errors import BackendError, ProcessingError, StreamworkerError
 from streamworker.redisio.data import schemas, state
 from streamworker.redisio.data.ackedlog import log_schema
@@ -94,8 +94,7 @@ class Partitions:
     def __post_init__(self) -> None:
         self._running: dict[int, _Running] = {}
         self._cancelled: dict[int, EntryId] = {}
-        """Where partitions began that something else than this worker has cancelled. One that has committed
-        nothing since the last such cancel halts."""
+        """Where partitions began that something else has cancelled; at a second such cancel there one halts."""
         self._untold: dict[str, list[int]] = {}
         """Partitions that have started or stopped, by the event of the log."""
         self.gate = Gate()
@@ -107,14 +106,8 @@ class Partitions:
         self._count_lost = None if (its := self.observer) is None else partial(its.records_lost, self.spec)
         app = self.spec.stream.app
         self._forwarder = Forwarder(self.backend, app, self.settings, self.rng, self._count_lost)
-        trims = (
-            self.spec.stream,
-            self.settings,
-            self.log,
-            self.spec.options.retention_of_log,
-            self.spec.forward,
-        )
-        self._trimmer = Trimmer(self.backend, self.keys, *trims)
+        stream, of_log = self.spec.stream, (self.spec.options.retention_of_log, self.spec.forward)
+        self._trimmer = Trimmer(self.backend, self.keys, stream, self.settings, self.log, *of_log)
         self.witness = Witness(self.backend, self.keys, self.running, self.rng, self.log, self._count_lost)
         self.fetcher = fetcher_for(self.backend)(
             self.backend,
@@ -127,8 +120,8 @@ class Partitions:
             on_back=lambda: self.spawn(self.witness.compare),
             cold=reader_of(self.spec),
         )
-        its = self.spec, self.settings, self.rng, self.log, self.runners, self.deliver
-        self.generations = Generations(self.backend, self.keys, *its)
+        where = self.backend, self.keys, self.spec, self.settings
+        self.generations = Generations(*where, self.rng, self.log, self.runners, self.deliver)
         if self.observer is not None:
             self.observer.processor_runs(self.spec)
 
@@ -137,8 +130,7 @@ class Partitions:
         forwards = (self._forwarder.run,) if self.spec.may_send else ()
         durability = durability_of(self.settings)
         due = partial(send_due, self.backend, self.spec.stream, self.runners, durability, self.log)
-        reads = [due] if self.spec.stream.has_records else []
-        reads += [self.fetcher.run] if reads and self.spec.mode is not FunctionMode.ARCHIVE else []
+        reads = (self.fetcher.run, due) if self.spec.stream.has_records else ()
         adopts = (self._adopt,) if self.spec.stream.source else ()
         grows = (self.generations.follow, self.generations.finish)
         return *reads, self._committer.run, self._maintain, *grows, *forwards, *adopts

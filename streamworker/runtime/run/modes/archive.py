@@ -73,6 +73,7 @@ class ArchiveMode(Mode):
         self._record_bytes = float(RECORD_BYTES)
         self._chain: Chain | None = None
         """The chain, once its end is where the checkpoint is."""
+        self.intake.buffer.close()  # Nothing is read ahead.
 
     async def run(self) -> str:
         """Archive until draining; return why the partition halts, or an empty text."""
