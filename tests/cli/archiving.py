@@ -5,7 +5,7 @@ from typing import Any
 
 from streamworker.archive.chain import Chain, id_at
 from streamworker.archive.columns import columns_for, packing_of, rows_reader
-from streamworker.archive.identity import Identity, put_identity
+from streamworker.archive.identity import ArchiveIdentity, put_identity
 from streamworker.archive.segments import table_of
 from streamworker.archive.store import store_at
 from streamworker.core.data.archives import GROUP, Footer
@@ -38,7 +38,7 @@ def archived(redis_url: str, path: str, *, at_once: int = 1_000, trim: bool = Fa
     keys = GroupKeys(stream.app.name, stream.name, GROUP)
     assert spec.archive is not None
     store = store_at(spec.archive.url)
-    put_identity(store, Identity(keys.app, keys.stream, "", spec.codec_name, ID))
+    put_identity(store, ArchiveIdentity(keys.app, keys.stream, "", spec.codec_name, ID))
     put: dict[int, int] = {}
     with opened(redis_url) as raw:
         raw.hset(keys.meta, mapping={"archive": str(spec.archive), "archive_id": ID})

@@ -3,9 +3,11 @@
 import json
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from streamworker.archive.identity import read_identity
@@ -14,10 +16,13 @@ from streamworker.cli.exit_codes import ExitCode
 from streamworker.core.data.archives import GROUP, name_of
 from streamworker.core.data.entries import ZERO
 from streamworker.errors import ArchiveUnavailable
-from streamworker.importing import resolve_stream
+from streamworker.importing import resolve_app, resolve_stream
 from streamworker.redisio.keys import GroupKeys
+from streamworker.runtime.run.modes import archive as archiver
+from streamworker.testing import local_worker
 from tests.cli.archiving import all_of, archived, chain_of, old_records
-from tests.cli.conftest import Invoke
+from tests.cli.conftest import Invoke, rewrite
+from tests.helpers import wait_for_async
 from tests.raw import opened
 
 SHOP = """
@@ -48,9 +53,10 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def orders(streamworker: Invoke, shop: Path, url: str) -> Store:
+def orders(streamworker: Invoke, shop: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A stream with an archive; its store."""
     del streamworker  # which names the server
+    monkeypatch.setattr(archiver, "_known", {})  # No worker of an earlier test has seen it.
     (shop / "shop.py").write_text(SHOP.replace("URL", repr(url)), "utf-8")
     return store_at(url)
 
@@ -188,14 +194,51 @@ def test_an_archive_is_adopted_by_its_id_and_an_empty_store_gets_one(
     assert new is not None and f"It is a new archive, with the id {new.id}" in said
     with opened(redis_url) as raw:
         assert raw.hget(KEYS.meta, "archive_id").decode() == new.id
-        raw.hset(KEYS.meta, "archive_id", "another")
+        raw.hset(KEYS.meta, mapping={"archive_id": "another", "partitions": 2})
         raw.hset(KEYS.lock(1), mapping={"checkpoint": "5000-0", "entries": 5})
         assert kinds(streamworker) == ["identity", "checkpoint"]
         said = streamworker.does("archive", "adopt", "shop:orders", "--yes")
         assert "Redis forgets the archive with the id another" in said
         assert "In partition 1 the archive lacks" in said
         assert raw.hget(KEYS.meta, "archive_id").decode() == new.id
+        assert raw.hget(KEYS.lock(1), "checkpoint") == b"0-0"
     assert "Nothing was changed" in streamworker.does("archive", "adopt", "shop:orders", "--yes")
+
+
+def test_a_worker_goes_on_with_an_archive_that_was_emptied_once_it_is_adopted(
+    streamworker: Invoke, redis_url: str, shop: Path, orders: Store
+) -> None:
+    """It refuses it before, says why, and keeps all; then the archive has again what Redis still has."""
+    source = (shop / "shop.py").read_text("utf-8")
+    rewrite(shop, source.replace('every="10 minutes"', 'every="100 ms", after="0 seconds"'))
+    sent = resolve_stream("shop:orders")
+    sent.sync.send_many([order(n, f"c{n}") for n in range(20)])
+    sent.app.close()
+    with opened(redis_url) as raw:
+
+        def archived_records() -> int:
+            return sum(int(raw.hget(KEYS.lock(p), "entries") or 0) for p in range(2))
+
+        work(redis_url, lambda: archived_records() == 20, "all is archived")
+        assert streamworker.tells("archive", "check", "shop:orders", "--deep")["compared"] == 20
+        orders.delete([each.name for each in orders.names("")])
+        work(redis_url, lambda: b"held records before" in raw.hget(KEYS.lock(0), "reason"), "it is refused")
+        assert {"identity", "checkpoint"} <= set(kinds(streamworker))
+        assert "It is a new archive" in streamworker.does("archive", "adopt", "shop:orders", "--yes")
+        assert archived_records() == 0
+        work(redis_url, lambda: archived_records() == 20, "all is archived again")
+    found = streamworker.tells("archive", "check", "shop:orders", "--deep")
+    assert (found["records"], found["compared"]) == (20, 20)
+
+
+def work(redis_url: str, is_done: Callable[[], bool], description: str) -> None:
+    """Let a worker of this process run until something is so."""
+
+    async def run() -> None:
+        async with local_worker(resolve_app("shop:app"), url=redis_url, name="w1"):
+            await wait_for_async(is_done, description)
+
+    anyio.run(run)
 
 
 def test_only_whole_old_segments_expire_oldest_first(

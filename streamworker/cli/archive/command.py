@@ -6,18 +6,17 @@ from typing import Annotated, Any
 import anyio
 import typer
 
+from streamworker.cli.archive.adopting import adopted
 from streamworker.cli.archive.comparing import Checked, check_archive
-from streamworker.cli.archive.places import Place, known, place_of
+from streamworker.cli.archive.places import Place, place_of
 from streamworker.cli.archive.status import status
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.options import AsJson, Yes, argument, option
 from streamworker.cli.output import confirm, print_json, say
 from streamworker.cli.support import ask, halves_told
-from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.units import duration_ms, duration_text
-from streamworker.core.words import counted, ranges
-from streamworker.errors import ArchiveConflict, ConfigurationError
-from streamworker.redisio.data.streams import store_fields
+from streamworker.core.words import counted
+from streamworker.errors import ConfigurationError
 from streamworker.redisio.wire.client import Backend
 from streamworker.tui.figures import local_time, memory
 
@@ -76,72 +75,15 @@ def adopt(path: ArchivePath, yes: Yes = False) -> None:
     Workers refuse an archive with another id than Redis has: it may be another app's, or a restored
     or emptied one. This command gives Redis the id that the store has. An empty store gets a new id.
 
+    Where the archive ends before what Redis takes for archived, the archiver goes on behind that end
+    with what Redis still has. Pause or stop its workers for that.
+
     \b
     Examples:
       streamworker archive adopt shop:orders
     """
     of, place = place_of(path)
-    say(*ask(of, _adopt, place, yes, of=place.stream))
-
-
-async def _adopt(backend: Backend, place: Place, yes: bool) -> list[str]:
-    from streamworker.archive.identity import put_identity, read_identity
-
-    url, mine = place.archive.url, place.mine
-    stored = await anyio.to_thread.run_sync(read_identity, place.store)
-    has = ((await backend.execute("HGET", place.keys.meta, place.field)) or b"").decode("utf-8", "replace")
-    lacks = await _lacks(backend, place)
-    if stored is not None and stored.id == has:
-        return [
-            f"{url} is the archive of {stored.whose} already, and Redis knows it. Nothing was changed.",
-            *lacks,
-        ]
-    if stored is None:
-        what = f"{url} has no archive. It becomes a new one of {mine.whose}."
-    else:
-        what = f"{url} is the archive of {stored.whose}, and becomes that of {mine.whose}."
-        if stored[:3] != mine[:3]:
-            what += " Its records become the beginning of this one's history: no other app may write there."
-    if has:
-        what += f" Redis forgets the archive with the id {has}, whose objects stay where they are."
-    say(what, *lacks)
-    if not yes:
-        confirm("Go on?")
-    new = mine if stored is None else stored
-    # Redis first: who finds an id in a store that Redis does not have refuses it.
-    await store_fields(backend, place.keys.meta, {place.field: new.id})
-    if (
-        stored is None
-        and (won := await anyio.to_thread.run_sync(put_identity, place.store, new)).id != new.id
-    ):
-        raise ArchiveConflict(
-            f"Meanwhile another program has made {url} the archive of {won.whose}.",
-            remedy="Run `streamworker archive adopt` again to take it over.",
-        )
-    begun = "It is a new archive" if stored is None else "It is adopted"
-    return [f"{begun}, with the id {new.id}. Workers find it at their next try."]
-
-
-async def _lacks(backend: Backend, place: Place) -> list[str]:
-    """Say in which partitions the archive ends before what Redis takes for archived."""
-    here = await known(backend, place, place.stream.placement.all)
-
-    def behind() -> dict[int, tuple[EntryId, EntryId]]:
-        found = {}
-        for partition, its in here.items():
-            if its.end > ZERO:
-                last = place.chain(partition).last()
-                if (end := last.last if last else ZERO) < its.end:
-                    found[partition] = end, its.end
-        return found
-
-    found = await anyio.to_thread.run_sync(behind)
-    if not found:
-        return []
-    end, to = next(iter(found.values()))
-    first = f"in partition {next(iter(found))} what lies behind {end}, up to {to}"
-    what = f"In partition {ranges(found)} the archive lacks what Redis takes for archived: {first}."
-    return [f"{what} What is no more in Redis is lost."]
+    say(*ask(of, adopted, of, place, yes, of=place.stream))
 
 
 @app.command()

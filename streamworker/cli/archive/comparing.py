@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -12,6 +12,7 @@ from streamworker.core.data.archivelife import Fault, beyond_end
 from streamworker.core.data.entries import EntryId
 from streamworker.errors import ArchiveConflict
 from streamworker.records.entries import Entries
+from streamworker.redisio.group.archiving import read_raw
 from streamworker.redisio.wire.client import Backend
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
     from streamworker.archive.life import Walk
 
-ENTRIES_AT_ONCE = 500
-"""Entries of Redis that are compared at a time."""
+BYTES_AT_ONCE = 8 * 1024 * 1024
+"""How much of Redis is compared at a time."""
 BESIDE = ("_delta_log/", "_new/", "_stream.json", "_probe")
 """Objects of an archive that are in no chain."""
 
@@ -104,35 +105,22 @@ async def _compare(
     backend: Backend, place: Place, partition: int, span: tuple[EntryId, EntryId], checked: Checked
 ) -> None:
     """Compare what Redis still has between two ids."""
-    after, end = span
+    position, end = span
     chain = place.chain(partition)
-    while True:
-        reply = await backend.execute(
-            "XRANGE", place.keys.events(partition), f"({after}", "+", "COUNT", ENTRIES_AT_ONCE
-        )
-        if not reply:
-            return
-        mine = await anyio.to_thread.run_sync(_table, place, reply, after, end)
-        if not mine.num_rows:
-            return
+    while mine := await read_raw(backend, place.keys, partition, position, end, BYTES_AT_ONCE):
+        table = await anyio.to_thread.run_sync(_table, place, mine)
         try:
-            checked.alone += await anyio.to_thread.run_sync(chain.compare, mine)
+            checked.alone += await anyio.to_thread.run_sync(chain.compare, table)
         except ArchiveConflict as error:
             text = error.message.removeprefix(f"Partition {partition}: ")
             checked.faults.append(Fault("records", text, partition))
             return
-        checked.compared += mine.num_rows
-        after = EntryId.parse(reply[-1][0])
+        checked.compared += len(mine)
+        position = mine.id_at(len(mine) - 1)
 
 
-def _table(place: Place, reply: list[Any], after: EntryId, end: EntryId) -> pa.Table:
-    """Return the records of some entries that are between two ids, as a segment has them."""
-    import pyarrow.compute as pc
-
+def _table(place: Place, mine: Entries) -> pa.Table:
     from streamworker.archive.columns import packing_of, rows_reader
-    from streamworker.archive.segments import ids_above, table_of
+    from streamworker.archive.segments import table_of
 
-    stream = place.stream
-    table = table_of(Entries.of(reply), packing_of(stream), None, rows_reader(stream))
-    table = table.filter(ids_above(table, after))
-    return table.filter(pc.invert(ids_above(table, end)))
+    return table_of(mine, packing_of(place.stream), None, rows_reader(place.stream))

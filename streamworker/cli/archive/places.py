@@ -23,7 +23,7 @@ from streamworker.redisio.wire.client import Backend
 
 if TYPE_CHECKING:
     from streamworker.archive.chain import Chain
-    from streamworker.archive.identity import Identity
+    from streamworker.archive.identity import ArchiveIdentity
     from streamworker.archive.store import Store
 
 S = TypeVar("S")
@@ -87,11 +87,11 @@ class Place:
         return Chain(self.store, partition)
 
     @property
-    def mine(self) -> Identity:
+    def mine(self) -> ArchiveIdentity:
         """The identity of a new archive here."""
-        from streamworker.archive.identity import Identity, new_id
+        from streamworker.archive.identity import ArchiveIdentity, new_id
 
-        return Identity(self.stream.app, self.stream.name, self.log, self.stream.codec_name, new_id())
+        return ArchiveIdentity(self.stream.app, self.stream.name, self.log, self.stream.codec_name, new_id())
 
 
 def place_of(path: str) -> tuple[App, Place]:

@@ -156,7 +156,7 @@ async def _reset(
     target = parse_target(to)
     wanted = wanted_partitions(spec.stream, given, "--partition")
     await _refuse_if_gone(backend, spec, await _plan(backend, spec, wanted, target))
-    is_run = not dry_run and await _refuse_if_run(backend, app, spec, wanted)
+    is_run = not dry_run and await refuse_if_run(backend, app, spec, wanted)
     plan = await _plan(backend, spec, wanted, target)  # What the last worker has committed counts.
     clears = clear_tables and (spec.tables or any(move.waits_for for move in plan))
     moves = [move for move in plan if move.change or move.waits_for or clears]
@@ -181,7 +181,7 @@ async def _reset(
     if not yes:
         confirm(f"Move the checkpoint of {counted(len(moves), 'partition')} of {spec.name}?")
         # A worker may have started while the command waited for the answer.
-        is_run = await _refuse_if_run(backend, app, spec, [move.partition for move in moves])
+        is_run = await refuse_if_run(backend, app, spec, [move.partition for move in moves])
     keys, durability, moved = group_keys(spec), durability_of(app.settings), list[Move]()
     with halves_told(lambda: " ".join(_told("Moved", moved))):
         try:
@@ -288,7 +288,7 @@ async def _refuse_if_gone(backend: Backend, spec: ProcessorSpec, moves: list[Mov
     )
 
 
-async def _refuse_if_run(backend: Backend, app: App, spec: ProcessorSpec, partitions: Iterable[int]) -> bool:
+async def refuse_if_run(backend: Backend, app: App, spec: ProcessorSpec, partitions: Iterable[int]) -> bool:
     """Refuse while a member may still commit in one of the partitions; return whether any member lives.
 
     A killed member stays in the group until its removal.
