@@ -66,6 +66,12 @@ def describe(
     forwards = produced is not None and not has_several_types(into)
     if options.forward is not None:
         forwards = options.forward
+    if options.archive_of_log is not None and not forwards:
+        raise refused(
+            whose,
+            "has log_archive, and no acked log: nothing is forwarded.",
+            "Return records from its function, or drop log_archive.",
+        )
     if options.log_metadata and (mode is not FunctionMode.RECORD or stream.codec == "arrow" or not forwards):
         raise refused(
             whose,

@@ -286,7 +286,6 @@ def processor(
 
     def bind(function: Callable[P, R]) -> Processor[P, R]:
         declared = app.registry
-        _ = told.archive_of_log
         spec = describe(function, stream.spec, told, into=specs_of(into), resources=declared.resources)
         declared.check_new(
             "processors", spec.name, "Give one of them another name: @app.processor(..., name=...)."

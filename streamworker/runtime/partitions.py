@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 from structlog.stdlib import BoundLogger
@@ -47,6 +47,9 @@ from streamworker.runtime.send.due import send_due
 from streamworker.runtime.signals import Gate
 from streamworker.runtime.telling import warn
 from streamworker.settings import Settings
+
+if TYPE_CHECKING:  # Workers without an archive do not load it.
+    from streamworker.runtime.archive.logs import Owners
 
 T = TypeVar("T")
 
@@ -133,7 +136,19 @@ class Partitions:
         reads = (self.fetcher.run, due) if self.spec.stream.has_records else ()
         adopts = (self._adopt,) if self.spec.stream.source else ()
         grows = (self.generations.follow, self.generations.finish)
-        return *reads, self._committer.run, self._maintain, *grows, *forwards, *adopts
+        archives = (self._archive_log,) if self.spec.options.archive_of_log else ()
+        return *reads, self._committer.run, self._maintain, *grows, *forwards, *adopts, *archives
+
+    async def _archive_log(self) -> None:
+        from streamworker.runtime.archive.logs import LogArchiver
+
+        def owners() -> Owners:
+            its = {p: runner.commits.start for p, runner in self.running().items()}
+            return {**dict.fromkeys(self.generations.unowned()), **its}
+
+        archive, codec = self.spec.options.archive_of_log, self.spec.stream.codec_name
+        assert archive is not None
+        await LogArchiver(self.backend, self.keys, archive, codec, self.rng, self.log).run(owners)
 
     async def _adopt(self) -> None:
         durability, stream = durability_of(self.settings), self.spec.stream

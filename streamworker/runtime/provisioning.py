@@ -1,14 +1,18 @@
 """Creates what a processor needs in Redis before its group can work."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 from structlog.stdlib import BoundLogger
 
+from streamworker.core.data.archives import GROUP, LOG_COLUMNS, Archive
 from streamworker.core.data.placement import Placement
+from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.data.retention import Retention
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec
+from streamworker.errors import ConfigurationError
 from streamworker.records.evolution import json_schema
 from streamworker.redisio.data import maps, retention, schemas, streams
 from streamworker.redisio.data.ackedlog import log_schema
@@ -16,6 +20,7 @@ from streamworker.redisio.data.retention import Retentions
 from streamworker.redisio.group import following
 from streamworker.redisio.keys import GroupKeys, StreamKeys, declaration, declared_by
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.info import ms_of
 
 
 async def provision_retention(
@@ -83,4 +88,26 @@ async def provision(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, 
         pa.array([0])
     if spec.forward and spec.output is not None:
         await schemas.provision_schema(backend, keys, log_schema(spec))
+    if spec.options.archive_of_log is not None:
+        await _provision_log_archive(backend, keys, spec, spec.options.archive_of_log)
     return placement.total
+
+
+async def _provision_log_archive(
+    backend: Backend, keys: GroupKeys, spec: ProcessorSpec, archive: Archive
+) -> None:
+    """Store where the acked log is archived, and register its archiver as a reader: trimming waits for it."""
+    if taken := sorted({*LOG_COLUMNS} & {*log_schema(spec).names}):
+        raise ConfigurationError(
+            f"The acked log of {spec.name!r} cannot be archived: its rows have a column {taken[0]!r}.",
+            remedy="Rename the field: a segment has a column of this name beside those of the rows.",
+        )
+    url = archive.url if "://" in archive.url else os.path.abspath(archive.url)  # noqa: ASYNC240, PTH100
+    field = f"archive:{spec.name}"
+    stored = await backend.execute("HGET", keys.meta, field)
+    if stored != url.encode():
+        await streams.store_fields(backend, keys.meta, {field: url})
+    if await backend.execute("HGET", keys.readers, GROUP) is None:
+        # Without rows of any partition: nothing of any is trimmed, until some of it is archived.
+        new = ReaderPosition({}, {}, ms_of(await backend.execute("TIME")), begins=True)
+        await streams.store_fields(backend, keys.readers, {GROUP: new.text()}, again=False)

@@ -22,6 +22,8 @@ IDENTITY = "_stream.json"
 """The object that says whose archive it is."""
 COLUMNS = ("_time", "_seq", "_headers", "_payload", "_entry")
 """The columns of a segment beside those of the record."""
+LOG_COLUMNS = ("_partition", "_offset", "_acked_at", "_entry_id", "_epoch", "_key", "_sent_at", "_headers")
+"""The columns of a segment of an acked log beside those of the rows; the last three with ``log_metadata``."""
 
 _SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file", "memory")
 _NAME = re.compile(r"partition=(\d{1,9})/(\d{20})-(\d{20})\.parquet")
@@ -148,6 +150,8 @@ class Footer(NamedTuple):
     """Of an acked log its identity; an archive of another one is no part of it."""
     erased: int = 0
     """Records that were erased from it."""
+    tail: str = ""
+    """Of an acked log the last source entry and the epoch of the commit with its last row."""
 
     def fields(self) -> dict[str, str]:
         """Return it as texts."""
@@ -159,7 +163,7 @@ class Footer(NamedTuple):
         after, first, last = (EntryId.parse(fields[name]) for name in ("after", "first", "last"))
         records, total = int(fields["records"]), int(fields["total"])
         its = fields["owner"], int(fields["epoch"]), fields.get("log", ""), int(fields.get("erased", "0"))
-        return cls(after, first, last, records, total, *its)
+        return cls(after, first, last, records, total, *its, fields.get("tail", ""))
 
 
 class Broken(NamedTuple):

@@ -129,6 +129,8 @@ ROW_METADATA = pa.schema(
 """Columns that a log has beside those of its rows, if its processor has ``log_metadata``: of the record that
 the row was made of its key as text, the time of its entry's id, and its headers. No field of a record has
 such a name."""
+STORED = {name: name.replace("sw:", "_") for name in ROW_METADATA.names}
+"""What queries and archives call these columns."""
 
 
 def log_schema(processor: Any) -> pa.Schema:

@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from streamworker.errors import ConfigurationError, RecordError, SchemaChanged
-from streamworker.redisio.data.ackedlog import ROW_METADATA
+from streamworker.redisio.data.ackedlog import STORED
 from streamworker.spark.source.logs import LogEntry
 from streamworker.spark.source.options import SourceOptions
 
@@ -38,9 +38,6 @@ METADATA = (
 )
 """Columns that ``includeMetadata`` adds: the partition; the row's number in its log, from 1;
 when it was committed, by the server's clock; the last source entry of its batch; the epoch."""
-
-STORED = {name: name.replace("sw:", "_") for name in ROW_METADATA.names}
-"""Columns that an acked log itself may have beside those of its rows, and what queries call them."""
 
 
 def declared_schema(arrow: pa.Schema) -> StructType:
