@@ -61,6 +61,9 @@ def _assigned(node: ast.Assign) -> Iterator[str]:
 
 MEANINGS = {
     "acked_log_full": "A commit waits until a reader has read rows of the acked log.",
+    "archive_failed": "Rows of an acked log were not archived, for the reason in the line; they stay in Redis, and it is "
+    "tried again.",
+    "archive_went_on": "Another owner had archived these rows; the archiver goes on behind them.",
     "attempts_not_stored": "The number of attempts at failing records could not be stored; the next owner counts from the "
     "last stored number.",
     "call_cancelled": "A call was cancelled, and not by its worker: perhaps an earlier call has left what did so. It is made "
@@ -106,6 +109,7 @@ MEANINGS = {
     "lease_overtaken": 'The worker takes a partition that it has won; the owner in the line did not answer (coordination="lease").',
     "lock_acquired": "The worker holds the lock of a partition.",
     "lock_released": "The worker gave the lock of a partition back.",
+    "log_archived": "Rows of an acked log were archived.",
     "map_unread": "Redis did not say which partitions a stream has; it is asked again.",
     "marking_failed": "What `status` shows of a partition was not written; it is tried again.",
     "membership_lost": "The group removed this worker, which joins again under a new id.",

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 from structlog.stdlib import BoundLogger
@@ -25,6 +25,7 @@ from streamworker.redisio.data.ackedlog import log_schema
 from streamworker.redisio.group.risks import count_left
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.archive import archive_log
 from streamworker.runtime.durability import durability_of
 from streamworker.runtime.forward.forwarder import Forwarder
 from streamworker.runtime.forward.moving import OwnedOutbox
@@ -47,9 +48,6 @@ from streamworker.runtime.send.due import send_due
 from streamworker.runtime.signals import Gate
 from streamworker.runtime.telling import warn
 from streamworker.settings import Settings
-
-if TYPE_CHECKING:  # Workers without an archive do not load it.
-    from streamworker.runtime.archive.logs import Owners
 
 T = TypeVar("T")
 
@@ -97,19 +95,17 @@ class Partitions:
     def __post_init__(self) -> None:
         self._running: dict[int, _Running] = {}
         self._cancelled: dict[int, EntryId] = {}
-        """Where partitions began that something else has cancelled; at a second such cancel there one halts."""
+        """Where partitions began that something else cancelled; at a second such cancel there one halts."""
         self._untold: dict[str, list[int]] = {}
         """Partitions that have started or stopped, by the event of the log."""
         self.gate = Gate()
         """Closed while no batch may start."""
-        self._counting = anyio.Lock()
-        self._state_reads = anyio.Semaphore(STATE_READS_MAX)
+        self._counting, self._state_reads = anyio.Lock(), anyio.Semaphore(STATE_READS_MAX)
         self._cache = TableCache(self.settings.table_cache_bytes)
         self._committer = Committer(self.backend, self.keys, self.settings, self.rng)
         self._count_lost = None if (its := self.observer) is None else partial(its.records_lost, self.spec)
-        app = self.spec.stream.app
-        self._forwarder = Forwarder(self.backend, app, self.settings, self.rng, self._count_lost)
         stream, of_log = self.spec.stream, (self.spec.options.retention_of_log, self.spec.forward)
+        self._forwarder = Forwarder(self.backend, stream.app, self.settings, self.rng, self._count_lost)
         self._trimmer = Trimmer(self.backend, self.keys, stream, self.settings, self.log, *of_log)
         self.witness = Witness(self.backend, self.keys, self.running, self.rng, self.log, self._count_lost)
         self.fetcher = fetcher_for(self.backend)(
@@ -131,24 +127,14 @@ class Partitions:
     def services(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
         """Return what must run as long as the group does."""
         forwards = (self._forwarder.run,) if self.spec.may_send else ()
-        durability = durability_of(self.settings)
-        due = partial(send_due, self.backend, self.spec.stream, self.runners, durability, self.log)
-        reads = (self.fetcher.run, due) if self.spec.stream.has_records else ()
-        adopts = (self._adopt,) if self.spec.stream.source else ()
+        stream, durability = self.spec.stream, durability_of(self.settings)
+        due = partial(send_due, self.backend, stream, self.runners, durability, self.log)
+        reads = (self.fetcher.run, due) if stream.has_records else ()
+        adopts = (self._adopt,) if stream.source else ()
         grows = (self.generations.follow, self.generations.finish)
-        archives = (self._archive_log,) if self.spec.options.archive_of_log else ()
+        its = self.backend, self.keys, self.spec, self.rng, self.log, self.running, self.generations.unowned
+        archives = (partial(archive_log, *its),) if self.spec.options.archive_of_log else ()
         return *reads, self._committer.run, self._maintain, *grows, *forwards, *adopts, *archives
-
-    async def _archive_log(self) -> None:
-        from streamworker.runtime.archive.logs import LogArchiver
-
-        def owners() -> Owners:
-            its = {p: runner.commits.start for p, runner in self.running().items()}
-            return {**dict.fromkeys(self.generations.unowned()), **its}
-
-        archive, codec = self.spec.options.archive_of_log, self.spec.stream.codec_name
-        assert archive is not None
-        await LogArchiver(self.backend, self.keys, archive, codec, self.rng, self.log).run(owners)
 
     async def _adopt(self) -> None:
         durability, stream = durability_of(self.settings), self.spec.stream
@@ -171,9 +157,8 @@ class Partitions:
 
     def start(self, effect: StartRunner) -> None:
         """Run an acquired partition."""
-        running = _Running(effect.lock.epoch, effect.lock.deaths is not None)
-        self._running[effect.partition] = running
-        self.spawn(self._run, effect, running)
+        its = self._running[effect.partition] = _Running(effect.lock.epoch, effect.lock.deaths is not None)
+        self.spawn(self._run, effect, its)
 
     def drain(self, partition: int, epoch: int) -> None:
         """Let a partition finish its running call, commit it and stop; ignored if it has another epoch."""

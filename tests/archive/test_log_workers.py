@@ -121,7 +121,7 @@ async def main():
         assert len(await worker.rows(price)) == 1
 
 asyncio.run(main())
-ours = ("streamworker.archive", "streamworker.runtime.archive", "obstore", "pyarrow.parquet")
+ours = ("streamworker.archive", "streamworker.runtime.archive.", "obstore", "pyarrow.parquet")
 print([name for name in sys.modules if name.startswith(ours)])
 """
 

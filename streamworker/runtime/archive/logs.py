@@ -10,11 +10,9 @@ is tried again.
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import anyio
 from structlog.stdlib import BoundLogger
@@ -28,6 +26,7 @@ from streamworker.core.data.entries import EntryId
 from streamworker.core.data.readers import ReaderPosition, read_position
 from streamworker.core.events import StartRunner
 from streamworker.core.pauses import Pauses
+from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import ArchiveConflict, StreamworkerError
 from streamworker.redisio.data.streams import set_field
 from streamworker.redisio.keys import GroupKeys, whole
@@ -35,10 +34,9 @@ from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import ms_of
 from streamworker.runtime.archive.identities import verified
 from streamworker.runtime.archive.rows import End, Log, LogRows
+from streamworker.runtime.archive.turns import in_thread, turn
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.telling import warn
-
-T = TypeVar("T")
 
 LOOK_MS = 5_000
 """How often a worker looks at most whether a segment is due."""
@@ -51,17 +49,25 @@ FAILURE_LENGTH = 500
 Owners = Mapping[int, StartRunner | None]
 """The partitions to archive; None for one that nobody owns any more."""
 
-_turns: WeakKeyDictionary[Backend, anyio.Lock] = WeakKeyDictionary()
 
+async def archive_log(
+    backend: Backend,
+    keys: GroupKeys,
+    spec: ProcessorSpec,
+    rng: random.Random,
+    log: BoundLogger,
+    running: Callable[[], Mapping[int, Any]],
+    unowned: Callable[[], Iterable[int]],
+) -> None:
+    """Archive the acked logs of a worker's partitions, and of those that nobody owns any more, for ever."""
+    archive = spec.options.archive_of_log
+    assert archive is not None
+    archiver = LogArchiver(backend, keys, archive, spec.stream.codec_name, rng, log)
 
-def turn_of(backend: Backend) -> anyio.Lock:
-    """Return what a worker holds while it has a segment in memory: it makes one at a time."""
-    return _turns.setdefault(backend, anyio.Lock())
+    def owners() -> Owners:
+        return {**dict.fromkeys(unowned()), **{p: its.commits.start for p, its in running().items()}}
 
-
-async def in_thread(call: Callable[..., T], *args: Any) -> T:
-    """Make a call that blocks; a worker that stops does not wait for it."""
-    return await anyio.to_thread.run_sync(partial(call, *args), abandon_on_cancel=True)
+    await archiver.run(owners)
 
 
 @dataclass(eq=False)
@@ -137,7 +143,7 @@ class LogArchiver:
             )
         if not await self._rows.is_due(log, end):
             return False
-        async with turn_of(self.backend):
+        async with turn():
             if not (commits := await self._rows.read(log, end)):
                 return False
             last = commits[-1]

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
 
 from streamworker.archive.chain import Chain, missing
@@ -31,6 +30,7 @@ from streamworker.errors import ArchiveConflict, ArchiveError, BackendError
 from streamworker.records.entries import Entries
 from streamworker.redisio.group import archiving
 from streamworker.runtime.archive.identities import verified
+from streamworker.runtime.archive.turns import turn
 from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.run.commits import Work
 from streamworker.runtime.run.failures import describe_error
@@ -43,17 +43,6 @@ RECORD_BYTES = 200
 PAUSE_MAX_MS = 60_000
 MORE_RECORDS = 2_000_000
 """Records of one segment at most, however small they are."""
-
-_turn: anyio.lowlevel.RunVar[anyio.Lock] = anyio.lowlevel.RunVar("archiver's turn")
-
-
-def turn() -> anyio.Lock:
-    """Return what lets one segment of this process be in memory at a time."""
-    if (found := _turn.get(None)) is None:
-        found = anyio.Lock()
-        _turn.set(found)
-    return found
-
 
 _known: dict[tuple[str, str], str] = {}
 """The ids of the archives of streams that this process has verified, by app and stream."""
