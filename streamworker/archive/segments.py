@@ -284,9 +284,10 @@ def opened(body: bytes, name: str) -> tuple[pq.ParquetFile, Footer]:
 def ids_above(table: pa.Table, position: EntryId) -> pa.ChunkedArray:
     """Return for each row of a table whether its id is above a position."""
     ms = table["_time"].cast(pa.int64())
+    its_ms, seq = (min(each, 2**63 - 1) for each in position)  # A time begins behind the last id before it.
     return pc.or_(
-        pc.greater(ms, position.ms),
-        pc.and_(pc.equal(ms, position.ms), pc.greater(table["_seq"], position.seq)),
+        pc.greater(ms, its_ms),
+        pc.and_(pc.equal(ms, its_ms), pc.greater(table["_seq"], seq)),
     )
 
 

@@ -30,13 +30,14 @@ from streamworker.core.snapshot import (
 )
 from streamworker.errors import BackendError, BackendRefused
 from streamworker.redisio.data.statetables import view_table
+from streamworker.redisio.group.archiving import archiver_keys
 from streamworker.redisio.group.control import fields_of
 from streamworker.redisio.group.following import first_of
 from streamworker.redisio.group.locks import LockView, lock_view
 from streamworker.redisio.group.membership import read_beats
 from streamworker.redisio.group.readers import read_readers
 from streamworker.redisio.group.risks import deaths_in
-from streamworker.redisio.keys import GroupKeys, map_in
+from streamworker.redisio.keys import GroupKeys, map_in, number
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered, is_wrong_type
 from streamworker.redisio.wire.info import RecordCounts, ms_of, pairs_of
@@ -153,13 +154,15 @@ async def _look_at_partitions(backend: Backend, keys: GroupKeys, count: int) -> 
             ("XLEN", keys.dead(p)),
             ("XLEN", keys.outbox(p).messages),
             RecordCounts.command(keys.counts(p)),
+            ("HGET", archiver_keys(keys).lock(p), "entries"),
         ]
     replies = await backend.pipeline(commands)
     looks: list[_Look] = []
     for p in range(count):
-        lock, length, acked_length, dead, outbox, counts = replies[6 * p : 6 * p + 6]
+        lock, length, acked_length, dead, outbox, counts, archived = replies[7 * p : 7 * p + 7]
         packed = RecordCounts.of(counts)
         records = packed.present(_number(length))
+        kept = number(archived) if isinstance(archived, bytes) else 0
         broken = [r for r in (lock, length, acked_length, dead, outbox) if isinstance(r, BackendError)]
         view = None
         try:
@@ -177,7 +180,7 @@ async def _look_at_partitions(backend: Backend, keys: GroupKeys, count: int) -> 
             checkpoint=str(held.checkpoint),
             records=held.entries - held.gone,
             gone=held.gone,
-            lag=records if view is None else packed.lag(_number(length), view.entries),
+            lag=records if view is None else packed.lag(_number(length), view.entries, kept),
             length=records,
             rows=held.rows,
             acked_length=_number(acked_length),

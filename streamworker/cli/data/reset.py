@@ -23,6 +23,7 @@ from streamworker.importing import resolve_processor
 from streamworker.redisio.data import retention
 from streamworker.redisio.data.state import TIMERS, clear_state, read_state
 from streamworker.redisio.data.streams import entries_up_to, set_field
+from streamworker.redisio.group.archiving import overtaken
 from streamworker.redisio.group.control import post
 from streamworker.redisio.group.following import read_maps
 from streamworker.redisio.group.locks import move_checkpoint, numbers, read_lock
@@ -30,6 +31,7 @@ from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import Durability
 from streamworker.runtime.durability import durability_of
+from streamworker.runtime.read.archived import archived_up_to, oldest_archived, records_before
 from streamworker.tui.figures import duration, local_time
 
 
@@ -47,7 +49,7 @@ class Move:
     owner: str
     """The dead worker that the lock still names."""
     oldest: EntryId | None
-    """The first entry that is still there."""
+    """The first record that is still there, in Redis or in the archive."""
     dropped: bool
     """Whether there were entries before that."""
     waits_for: tuple[int, ...] = ()
@@ -110,8 +112,9 @@ def reset(
     The command refuses while a worker runs the partitions: pause them first. Records that run again
     are forwarded again, so the acked log and Spark's tables hold their rows a second time. The
     processor's own tables keep what was counted since, unless --clear-tables empties them. A
-    position from which on records are gone is refused (docs: retention). If the stream has grown,
-    partitions that follow one that goes back begin anew, and wait for it (docs: partitions).
+    position from which on records are gone is refused (docs: retention). What only the archive of
+    the stream still has, runs again from there (docs: archive). If the stream has grown, partitions
+    that follow one that goes back begin anew, and wait for it (docs: partitions).
 
     \b
     Examples:
@@ -123,8 +126,8 @@ def reset(
     ask(app, _reset, app, spec, to, partition, dry_run, clear_tables, yes, of=spec.stream)
 
 
-def parse_target(text: str) -> EntryId | None:
-    """Parse ``--to`` as a checkpoint; None stands for the last entry of each partition."""
+def parse_target(text: str, hint: str = "--to") -> EntryId | None:
+    """Parse an option as a checkpoint; None stands for the last entry of each partition."""
     if text == "earliest":
         return ZERO
     if text == "latest":
@@ -137,7 +140,7 @@ def parse_target(text: str) -> EntryId | None:
         raise typer.BadParameter(
             f"{text!r} is neither earliest, latest, an entry id such as 1769860800000-0, "
             "nor a time such as 2026-01-31T12:00Z.",
-            param_hint="--to",
+            param_hint=hint,
         ) from None
     # The checkpoint is the last committed entry: the last possible id of the millisecond before.
     return EntryId(max(0, int(moment.timestamp() * 1000) - 1), SEQUENCE_MAX)
@@ -278,6 +281,8 @@ async def _refuse_if_gone(backend: Backend, spec: ProcessorSpec, moves: list[Mov
     kept = (await retention.read(backend, group_keys(spec))).stream
     name = f"Stream {spec.stream.name!r}"
     keeps = f"{name} keeps {kept}" if kept else f"{name} keeps only what a group has not read"
+    if spec.stream.archive is not None:
+        keeps = f"The archive of stream {spec.stream.name!r} does not go so far back"
     oldest = max((move.oldest.ms for move in lacking if move.oldest), default=None)
     there = "no entry is left" if oldest is None else f"the oldest entry is of {local_time(oldest)}"
     where = f" in {counted(len(lacking), 'partition')}" if len(lacking) < len(moves) else ""
@@ -335,13 +340,20 @@ async def _plan(
         last, oldest, sent, held = await retention.edges(backend, keys, partition)
         # A checkpoint beyond the end would skip entries that are not sent yet.
         after = last if target is None else min(target, last)
-        entries = await entries_up_to(backend, keys, partition, after)
+        entries, begins = await entries_up_to(backend, keys, partition, after), sent - held
         follows = not back.isdisjoint(placement.ancestors_of(partition))
-        if follows and entries > sent - held:  # Its server has another clock.
-            after, entries = ZERO, sent - held
+        if spec.stream.archive is not None and (first := await oldest_archived(spec.stream, partition)):
+            oldest, begins = first.first, records_before(first)
+            if after == ZERO:
+                entries = begins
+            # Redis has counted before: what it says is not true of what was trimmed by then.
+            elif await overtaken(backend, keys, {partition: after}):
+                entries = await archived_up_to(spec.stream, partition, after)
+        if follows and entries > begins:  # Its server has another clock.
+            after, entries = ZERO, begins
         parents = {p for p in placement.parents_of(partition) if p in back} | {*lock.waits_for} - {partition}
         waits_for = tuple(sorted(parents)) if follows or partition in lock.waits_for else ()
-        its = (lock.checkpoint, after, lock.entries, entries, lock.owner, oldest, sent > held)
+        its = (lock.checkpoint, after, lock.entries, entries, lock.owner, oldest, begins > 0)
         moves.append(move := Move(partition, *its, waits_for))
         back |= {partition} if move.change < 0 or follows else set()
     return moves

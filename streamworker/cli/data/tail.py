@@ -1,22 +1,25 @@
 """``streamworker tail`` and ``peek``: show records of a stream, and rows of an acked log."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, suppress
 from typing import Annotated, Any
 
 import anyio
 import msgspec
 import typer
 
+from streamworker.cli.data.reset import parse_target
 from streamworker.cli.data.wording import decoded, plain
 from streamworker.cli.options import AsJson, ProcessorPath, argument, option
 from streamworker.cli.output import print_json, say
 from streamworker.cli.support import ask, group_keys, wanted_partitions
-from streamworker.core.data.entries import Entry, EntryId
+from streamworker.core.data.entries import SEQUENCE_MAX, Entry, EntryId
 from streamworker.core.data.placement import canonical_key
+from streamworker.core.units import duration_ms
 from streamworker.core.words import counted, ranges
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.declaring.stream import Stream
-from streamworker.errors import RecordError
+from streamworker.errors import ConfigurationError, RecordError
 from streamworker.importing import resolve_processor, resolve_stream
 from streamworker.records.entries import Entries
 from streamworker.records.rows import ids_of_rows
@@ -25,6 +28,7 @@ from streamworker.redisio.group.locks import LockView, read_locks
 from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered
+from streamworker.runtime.read.archived import entries_after
 from streamworker.tui.figures import local_time
 
 FOLLOW_S = 0.5
@@ -41,21 +45,35 @@ def tail(
     key: Annotated[
         str | None, option("--key KEY", "Only records of this key, among the last 1,000 entries.")
     ] = None,
-    last: Last = 10,
+    last: Annotated[
+        int, option("--last -n N", "At most so many: the newest, or with --since the first ones.", min=1)
+    ] = 10,
+    since: Annotated[
+        str | None,
+        option("--since TIME", "Records from a time on, such as 2026-01-31T12:00Z, or '2 hours' ago."),
+    ] = None,
     follow: Annotated[bool, option("--follow -f", "Go on with new records, until Ctrl-C.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Show the newest records of a stream.
+    """Show the newest records of a stream, or the first ones from a time on.
 
-    Each line has the record's partition and id, its time and the record.
+    Each line has the record's partition and id, its time and the record. With --since the command
+    also reads what only the archive of the stream still has (docs: archive), and looks for a --key
+    up to the end.
 
     \b
     Examples:
       streamworker tail shop:orders
       streamworker tail shop:orders --key bob --follow
+      streamworker tail shop:orders --since 2026-01-01 --last 100
     """
     shown = resolve_stream(stream)
-    ask(shown.app, _tail, shown, key, last, follow, json, of=shown.spec)
+    if since is None:
+        ask(shown.app, _tail, shown, key, last, follow, json, of=shown.spec)
+        return
+    if follow:
+        raise typer.BadParameter("It shows what was; leave out --follow.", param_hint="--since")
+    ask(shown.app, _since, shown, key, last, _position(since), json, of=shown.spec)
 
 
 def peek(
@@ -129,6 +147,39 @@ async def _tail(
         say(*(line for _, line in sorted(fresh)))
 
 
+def _position(since: str) -> Callable[[int], EntryId]:
+    """Return what computes from the time of the server after which id a time, or one ago, begins."""
+    with suppress(ConfigurationError):
+        ago_ms = duration_ms(since, "--since")
+        return lambda now_ms: EntryId(max(0, now_ms - ago_ms - 1), SEQUENCE_MAX)
+    if (position := parse_target(since, "--since")) is None:
+        raise typer.BadParameter("After the latest there is nothing to show yet.", param_hint="--since")
+    return lambda _: position
+
+
+async def _since(
+    backend: Backend,
+    stream: Stream[Any],
+    key: str | None,
+    first: int,
+    position: Callable[[int], EntryId],
+    as_json: bool,
+) -> None:
+    lines, after = _Lines(stream, key, as_json=as_json), position(await backend.time_ms())
+    found: list[tuple[EntryId, str]] = []
+    for p in lines.partitions:
+        its: list[tuple[EntryId, str]] = []
+        async with aclosing(entries_after(backend, stream.spec, p, after, LOOKED_AT)) as parts:
+            async for entries in parts:
+                its += (pair for each in entries for pair in lines.of(p, each))
+                if len(its) >= first:
+                    break
+        found += its[:first]
+    say(*(line for _, line in sorted(found)[:first]))
+    if not found:
+        say(f"{stream.name} has no {'record' if key is None else f'record of {key!r}'} since.", error=True)
+
+
 async def _why_none(backend: Backend, stream: Stream[Any], lines: "_Lines", key: str | None) -> str:
     """Say why there is nothing to show, as far as Redis has counted it."""
     keys = GroupKeys(stream.app.name, stream.name, stream.name)
@@ -143,6 +194,8 @@ async def _why_none(backend: Backend, stream: Stream[Any], lines: "_Lines", key:
     if held:
         return f"No record of key {key!r} is among the newest {LOOKED_AT:,} entries of its partition."
     told = f"{counted(sent, 'record')} of {where} were here, and none is left"
+    if stream.spec.archive is not None:
+        return f"{told} in Redis. The archive may have them: --since TIME."
     declared = (await retention.read(backend, keys)).stream
     older = f", and passed its retention of {declared}" if declared else ""
     return (

@@ -137,13 +137,19 @@ class RecordCounts(NamedTuple):
         """Return how many records a stream with so many entries holds."""
         return length + self.extra - self.before if length else 0
 
-    def lag(self, length: int, committed: int) -> int:
+    def lag(self, length: int, committed: int, archived: int = 0) -> int:
         """Return how many records follow a group that has passed ``committed`` of those ever added.
 
         >>> RecordCounts(dropped=5).lag(10, 12)
         3
+
+        What it has not read of the first ``archived`` ones need not be there.
+
+        >>> RecordCounts(dropped=500).lag(10, 100), RecordCounts(dropped=500).lag(10, 100, archived=490)
+        (10, 410)
         """
         present = self.present(length)
         if self.dropped < 0:
             return present  # An earlier release wrote the counts: all that is there counts as lag.
-        return max(0, min(present, length + self.dropped + self.extra - committed))
+        behind = max(0, length + self.dropped + self.extra - committed)
+        return behind if committed < archived else min(present, behind)

@@ -1,0 +1,137 @@
+"""`tail --since` and `reset` of a stream whose records only its archive still has, on a real server."""
+
+import json
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import anyio
+import pytest
+
+from streamworker.cli.exit_codes import ExitCode
+from streamworker.core.data.archives import GROUP
+from streamworker.importing import resolve_app
+from streamworker.redisio.data.trimming import trim_many
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.testing import local_worker
+from tests.cli.conftest import Invoke, work_off
+from tests.helpers import wait_for_async
+from tests.raw import opened
+
+SHOP = """
+import msgspec
+from streamworker import App, Archive
+
+app = App("shop")
+
+
+class Order(msgspec.Struct):
+    order_id: int
+    customer: str
+
+
+orders = app.stream(
+    "orders", Order, key="customer", partitions=2, retention="0 seconds",
+    archive=Archive(LAKE, every="100 ms", size="1 kB", after="0 seconds"),
+)
+counts = app.table("counts", int)
+
+
+@app.processor(orders, tables=[counts], forward=False)
+async def count(order: Order) -> None:
+    counts.set(order.customer, (await counts.get(order.customer) or 0) + 1)
+"""
+ARCHIVER, COUNT = GroupKeys("shop", "orders", GROUP), GroupKeys("shop", "orders", "count")
+MANY = 60
+
+
+def send(streamworker: Invoke, first: int, many: int = MANY) -> None:
+    orders = [{"order_id": n, "customer": f"c{n % 7}"} for n in range(first, first + many)]
+    streamworker.does("send", "shop:orders", "-", input="\n".join(map(json.dumps, orders)))
+
+
+def archive(redis_url: str, many: int) -> None:
+    """Let a worker archive so many records, and trim all of them."""
+    with opened(redis_url) as raw:
+
+        def is_archived() -> bool:
+            return sum(int(raw.hget(ARCHIVER.lock(p), "entries") or 0) for p in (0, 1)) == many
+
+        async def work() -> None:
+            async with local_worker(resolve_app("shop:app"), url=redis_url, name="w1"):
+                await wait_for_async(is_archived, "all records are archived")
+            async with Backend.open(redis_url, name="trim") as backend:
+                await trim_many(backend, COUNT, {0: 0, 1: 0})
+
+        anyio.run(work)
+        assert not any(raw.xlen(ARCHIVER.events(p)) for p in (0, 1))
+
+
+@pytest.fixture
+def trimmed(streamworker: Invoke, shop: Path, redis_url: str) -> None:
+    """Sixty orders that only the archive has, and five that only Redis has."""
+    (shop / "shop.py").write_text(SHOP.replace("LAKE", repr(str(shop / "lake"))), "utf-8")
+    with opened(redis_url) as raw:
+        raw.config_set("stream-node-max-entries", 1)  # A trim drops whole nodes.
+    send(streamworker, 0)
+    archive(redis_url, MANY)
+    time.sleep(0.002)  # The next ids have another millisecond.
+    send(streamworker, MANY, 5)
+
+
+def seen(streamworker: Invoke, *options: str) -> list[int]:
+    lines = streamworker.does("tail", "shop:orders", "--json", *options).splitlines()
+    return [json.loads(line)["record"]["order_id"] for line in lines]
+
+
+def counted(streamworker: Invoke) -> int:
+    rows = map(json.loads, streamworker.does("table", "scan", "shop:counts").splitlines())
+    return sum(row["value"] for row in rows)
+
+
+@pytest.mark.usefixtures("trimmed")
+def test_tail_since_shows_what_only_the_archive_has_and_then_what_redis_has(
+    streamworker: Invoke, redis_url: str
+) -> None:
+    """Each once and in order, of all or of one key; `tail` alone says that there is more."""
+    everything = seen(streamworker, "--since", "2026-01-01", "--last", "1000")
+    assert sorted(everything) == [*range(MANY + 5)]
+    assert seen(streamworker, "--since", "1 hour", "--last", "3") == everything[:3]
+    assert seen(streamworker, "--since", "earliest", "--key", "c3", "-n", "99") == [*range(3, MANY + 5, 7)]
+    of_first = next(iter(streamworker.does("tail", "shop:orders", "--since", "1 hour").split("  ")))
+    behind = seen(streamworker, "--since", of_first.partition("/")[2], "--last", "1000")
+    assert len(behind) < MANY + 5 and set(behind) < set(everything)
+    assert seen(streamworker, "--since", "2999-01-01") == []
+    refused = streamworker("tail", "shop:orders", "--since", "1 hour", "--follow")
+    assert refused.exit_code == ExitCode.USAGE
+    archive(redis_url, MANY + 5)
+    assert "--since" in streamworker("tail", "shop:orders").stderr
+
+
+@pytest.mark.usefixtures("trimmed")
+def test_a_table_is_built_again_from_the_archive_first(streamworker: Invoke, redis_url: str) -> None:
+    """`reset --to earliest --clear-tables` runs each archived record again, and then those in Redis."""
+    told = streamworker.does("reset", "shop:count", "--to", "earliest", "--clear-tables", "--yes")
+    assert f"back by {MANY} records" in told
+    assert streamworker.tells("lag", "shop:count")[0]["lag"] == MANY + 5
+    work_off(redis_url)
+    assert counted(streamworker) == MANY + 5
+    assert streamworker.tells("lag", "shop:count")[0]["lag"] == 0
+
+
+@pytest.mark.usefixtures("trimmed")
+def test_a_reset_to_a_time_that_only_the_archive_has_counts_what_runs_again(
+    streamworker: Invoke, redis_url: str
+) -> None:
+    """Of each partition: the records behind that time, though Redis has none of them."""
+    lines = streamworker.does("tail", "shop:orders", "--json", "--since", "1 hour", "-n", "1000").splitlines()
+    times = [json.loads(line)["at_ms"] for line in lines][:MANY]
+    middle = times[MANY // 2]
+    to = datetime.fromtimestamp(middle / 1000, UTC).isoformat(timespec="milliseconds")
+    again = sum(at >= middle for at in times)
+    told = streamworker.does("reset", "shop:count", "--to", to, "--dry-run")
+    assert f"back by {again} record" in told
+    assert streamworker.does("reset", "shop:count", "--to", to, "--clear-tables", "--yes")
+    work_off(redis_url)
+    assert counted(streamworker) == again + 5
