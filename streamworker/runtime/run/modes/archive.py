@@ -44,8 +44,8 @@ PAUSE_MAX_MS = 60_000
 MORE_RECORDS = 2_000_000
 """Records of one segment at most, however small they are."""
 
-_known: dict[tuple[str, str], str] = {}
-"""The ids of the archives of streams that this process has verified, by app and stream."""
+_known: dict[tuple[str, str, str], str] = {}
+"""The ids of the archives of streams that this process has verified, by app, stream and URL."""
 
 
 class ArchiveMode(Mode):
@@ -96,7 +96,7 @@ class ArchiveMode(Mode):
         store, committed, named = (
             store_at(self._archive.url),
             self.commits.committed,
-            (stream.app, stream.name),
+            (stream.app, stream.name, self._archive.url),
         )
         try:
             _known[named] = await verified(
