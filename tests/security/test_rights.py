@@ -34,8 +34,8 @@ from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import MEMORY
 from streamworker.spark.driver.progress import PipelineProgress
+from streamworker.spark.source.archived import ArchivedLogs
 from streamworker.spark.source.declared import find_columns, find_stream
-from streamworker.spark.source.logs import AckedLogs
 from streamworker.spark.source.offsets import Slice
 from streamworker.spark.source.options import parse_options
 from streamworker.spark.source.schema import spark_schema
@@ -410,7 +410,9 @@ def test_a_reader_has_all_that_it_needs(
     monkeypatch.setenv(URL_VARIABLE, url_of("reader"))
     clients: dict[object, Any] = {}
     monkeypatch.setattr("streamworker.spark.source.connection._clients", clients)
-    logs = AckedLogs(parse_options({"app": "shop", "stream": "orders", "processor": "price", "reader": "q"}))
+    logs = ArchivedLogs(
+        parse_options({"app": "shop", "stream": "orders", "processor": "price", "reader": "q"})
+    )
     tails = logs.tails()
     logs.first_positions(tails)
     assert logs.schema().names == ["customer", "amount"]

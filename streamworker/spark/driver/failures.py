@@ -15,7 +15,15 @@ from streamworker.spark.source.logs import NO_STREAM
 from streamworker.spark.source.postgres import AWAY
 
 FINAL = frozenset(
-    {"ConfigurationError", "JavaMissing", "DataLoss", "RecordError", "DecodeError", "InternalError"}
+    {
+        "ArchiveConflict",
+        "ConfigurationError",
+        "DataLoss",
+        "DecodeError",
+        "InternalError",
+        "JavaMissing",
+        "RecordError",
+    }
 )
 """Errors of streamworker that a restart of the query does not cure."""
 
@@ -77,7 +85,8 @@ def read_failure(text: str, log_path: Path | None = None) -> Failure:
         return Failure("Spark", message, final=False, may_last=True)
     if ours := _OURS.findall(text):
         kind, message = ours[-1]
-        waits, lasts = message.startswith(NO_STREAM), message.startswith(AWAY)
+        waits = message.startswith(NO_STREAM)
+        lasts = message.startswith(AWAY) or kind == "ArchiveUnavailable"
         return Failure(kind, message.strip(), kind in FINAL, nothing_there_yet=waits, may_last=lasts)
     if (refused := _refused_by_spark(text.partition(PLAN)[0])) is not None:
         return Failure("Spark", refused, final=True)

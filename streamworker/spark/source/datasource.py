@@ -42,8 +42,9 @@ from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.units import moment
 from streamworker.errors import BackendError, BackendRefused, ConfigurationError
 from streamworker.spark.source import offsets, statetables
+from streamworker.spark.source.archived import ArchivedLogs
 from streamworker.spark.source.declared import find_columns, find_stream
-from streamworker.spark.source.logs import TRIMMED_REMEDY, AckedLogs, LogEntry, report_loss
+from streamworker.spark.source.logs import TRIMMED_REMEDY, LogEntry, report_loss
 from streamworker.spark.source.offsets import START, Position, Slice
 from streamworker.spark.source.options import Offsets, SourceOptions, Where, parse_options
 from streamworker.spark.source.schema import (
@@ -98,7 +99,7 @@ class StreamworkerDataSource(DataSource):
         options = self._parsed()
         if options.table:
             return spark_schema(find_columns(options), options, statetables.METADATA)
-        logs = AckedLogs(options)
+        logs = ArchivedLogs(options)
         if options.record_schema is None:
             return spark_schema(logs.schema(), options)
         # The driver waits for this answer, and starts the query again if Redis is away.
@@ -130,7 +131,7 @@ class StreamworkerDataSource(DataSource):
         return replace(options, stream=self._stream or options.stream)
 
 
-def locate(options: SourceOptions, logs: AckedLogs, wanted: Offsets) -> dict[int, Position]:
+def locate(options: SourceOptions, logs: ArchivedLogs, wanted: Offsets) -> dict[int, Position]:
     """Convert ``startingOffsets`` or ``endingOffsets`` to positions."""
     tails = logs.tails()
     unknown = sorted(set(wanted.each) - set(tails))
@@ -145,12 +146,17 @@ def locate(options: SourceOptions, logs: AckedLogs, wanted: Offsets) -> dict[int
     return {p: _position(options, p, wanted.of(p), firsts.get(p, START), tail) for p, tail in tails.items()}
 
 
-def _position_at(logs: AckedLogs, p: int, first: Position, tail: Position, at_ms: int) -> Position:
+def _position_at(logs: ArchivedLogs, p: int, first: Position, tail: Position, at_ms: int) -> Position:
     """Return the position before the first row that was committed at a time or later.
 
     Ids count rows, so the time is found by bisection: some 20 reads of an entry.
     """
-    low, high = first.rows, tail.rows  # rows up to `low` are too old, and those after `high` are not
+    here = logs.first_in_redis(p, tail).rows
+    if first.rows < here:
+        row = logs.archived_row_at(p, tail.log, at_ms)
+        if row is not None and row < here:
+            return Position(row, tail.log) if row else START
+    low, high = here, tail.rows  # rows up to `low` are too old, and those after `high` are not
     while low < high:
         middle = (low + high) // 2
         entry = logs.entry_from(p, middle + 1)
@@ -191,7 +197,7 @@ class _RowReader:
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._of = f"{options.app}.{options.stream}:{options.processor}"
-        self._logs = AckedLogs(options)
+        self._logs = ArchivedLogs(options)
         self._target = arrow_target(schema)
 
     def _tasks(self, parts: list[Slice], hold: Hold | None = None) -> list[ReadTask]:
@@ -238,7 +244,7 @@ class _RowReader:
         )
 
 
-def _renewing(logs: AckedLogs, hold: Hold | None, entries: Iterator[LogEntry]) -> Iterator[LogEntry]:
+def _renewing(logs: ArchivedLogs, hold: Hold | None, entries: Iterator[LogEntry]) -> Iterator[LogEntry]:
     """Yield entries, and renew a hold before the first one and three times within its limit."""
     due_s = time.monotonic()
     while True:

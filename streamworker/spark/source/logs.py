@@ -136,21 +136,6 @@ class AckedLogs:
             time.sleep(at_most_ms / 1000)
             return True
 
-    def first_positions(self, tails: Offset) -> dict[int, Position]:
-        """Return the position before the oldest row that each log still holds: not 0 after a trim.
-
-        The method reads one entry of each log, so a query calls it only when it starts.
-        """
-        found: dict[int, Position] = {}
-        for p, tail in tails.items():
-            # One partition at a time: an entry may have megabytes, and there may be many partitions.
-            entry = self.entry_from(p, 0)
-            if entry is not None:
-                found[p] = Position(min(entry[0], tail.rows), tail.log)
-            else:
-                found[p] = tail if tail.rows else START
-        return found
-
     def entry_from(self, p: int, row: int) -> tuple[int, int, int, int] | None:
         """Return rows before the first entry from a row on, and up to its end, its time in ms, its bytes."""
         ((entries, _),) = self._ranges([(p, row, 1)])
@@ -206,25 +191,11 @@ class AckedLogs:
         driver has counted there stays.
         """
         if self._options.reader is not None:
-            position = _position(offset, at_ms, begins=begins, late_rows=self.late_rows)
+            position = position_of(offset, at_ms, begins=begins, late_rows=self.late_rows)
             position = replace(position, batch_ms=self.batch_ms, dropped_rows=self._dropped_rows)
             if behind and position.rows == self._before.rows:
                 position = replace(position, failed=self._before.failed, failed_ms=self._before.failed_ms)
             self._write(self._keys.readers, self._options.reader, position, retry=retry)
-
-    def hold(self, readers: Sequence[str], tails: Offset, at_ms: int, *, retry: bool) -> None:
-        """Register each of these readers that has no position in Redis yet at the first row.
-
-        If such a reader registers itself at the same moment, this call may overwrite its position with
-        an earlier one, never with a later one; the reader writes its position again.
-        """
-        # No HMGET: ACL files made by earlier versions do not allow it.
-        asked = [("HGET", self._keys.readers, name) for name in readers]
-        stored = self._connection.pipeline(asked, retry=retry)
-        missing = [name for name, value in zip(readers, stored, strict=True) if value is None]
-        firsts = self.first_positions(tails) if missing else {}
-        for name in missing:
-            self._write(self._keys.readers, name, _position(firsts, at_ms, begins=True), retry=retry)
 
     def renew(self, name: str, hold: ReaderPosition, *, retry: bool) -> None:
         """Keep the rows after a batch read's start from being trimmed, for ``HOLD_MS`` from now on.
@@ -279,20 +250,30 @@ class AckedLogs:
                 before = link
                 if link.id.ms <= position:
                     continue
-                found = self._rows_of(part, link, fields, position)
-                position = min(link.id.ms, part.end)
-                if found is not None:
+                for found in self.elsewhere(part, position, min(link.start, part.end)):
+                    position = found.end
                     yield found
+                its = self._rows_of(part, link, fields, position)
+                position = min(link.id.ms, part.end)
+                if its is not None:
+                    yield its
                 if position >= part.end:
                     break
             if position >= part.end:
                 break
             count = _count(size, count * 8)
             ((entries, identity),) = self._ranges([(part.partition, next_id, count)])
+        for found in self.elsewhere(part, position, part.end):
+            position = found.end
+            yield found
         if position < part.end:
             self._report_missing(part, position, part.end, max(next_id, part.end))
         if identity != part.log:
             self._report_loss(f"{self._where(part).capitalize()} was deleted or replaced while it was read.")
+
+    def elsewhere(self, part: Slice, after: int, end: int) -> Iterator[LogEntry]:  # noqa: ARG002
+        """Yield rows of a slice that Redis does not hold, from where they are; none here."""
+        return iter(())
 
     def _ranges(self, asked: Sequence[tuple[int, int, int]]) -> list[tuple[Entries, str]]:
         """Return entries of each partition from a row on, so many, and its log's identity after that."""
@@ -397,7 +378,8 @@ def report_loss(message: str, *, fail: bool, remedy: str = LOSS_REMEDY) -> None:
     log.warning("%s The query goes on without them; failOnDataLoss=true would end it.", message)
 
 
-def _position(offset: Offset, at_ms: int, *, begins: bool, late_rows: int = 0) -> ReaderPosition:
+def position_of(offset: Offset, at_ms: int, *, begins: bool, late_rows: int = 0) -> ReaderPosition:
+    """Return an offset as Redis keeps the position of a reader."""
     rows, logs = ({p: at.rows for p, at in offset.items()}, {p: at.log for p, at in offset.items()})
     return ReaderPosition(rows, logs, at_ms, begins, late_rows)
 
