@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from streamworker.core.protocols.membership.events import LoadsRead
 from streamworker.errors import BackendRefused
+from streamworker.redisio.group.archiving import archiver_keys
 from streamworker.redisio.keys import GroupKeys, number
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import is_wrong_type
@@ -53,11 +54,16 @@ async def read_lags(backend: Backend, keys: GroupKeys, partitions: Sequence[int]
             ("XLEN", keys.events(p)),
             RecordCounts.command(keys.counts(p)),
             ("HGET", keys.lock(p), "entries"),
+            ("HGET", archiver_keys(keys).lock(p), "entries"),
         )
     ]
     replies = await backend.pipeline(asked)
     return {
-        p: RecordCounts.of(counts).lag(length, number(entries))
-        for p, length, counts, entries in zip(partitions, *(replies[at::3] for at in range(3)), strict=True)
+        p: RecordCounts.of(counts).lag(
+            length, number(entries), number(archived) if isinstance(archived, bytes) else 0
+        )
+        for p, length, counts, entries, archived in zip(
+            partitions, *(replies[at::4] for at in range(4)), strict=True
+        )
         if isinstance(length, int) and isinstance(entries, bytes)
     }

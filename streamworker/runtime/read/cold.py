@@ -5,7 +5,8 @@ after its position may be missing in Redis: it is read from the archive then, up
 again. Whether a partition is cold is asked when it is added; after each read that brought entries, which are
 thrown away if it is; and now and then of those that bring none.
 
-Of each cold partition one segment is open, as it is compressed; if they are many, those that were read last.
+Of a cold partition one segment is open, as it is compressed, and stays so up to its end; of a worker with
+many cold partitions some have one at a time, and the others wait for a place.
 """
 
 from collections import OrderedDict
@@ -25,11 +26,20 @@ from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import ArchiveConflict
 from streamworker.log import get_logger
 from streamworker.records.entries import Entries
+from streamworker.runtime.clock import monotonic_s
 
 OPEN_MAX = 8
 """How many partitions have an open segment."""
+RESTS_S = 5.0
+"""A segment that nobody has read from for so long gives its place to another partition's."""
 
 log = get_logger("streamworker.fetcher")
+
+
+class _Open(NamedTuple):
+    position: EntryId
+    parts: Iterator[Excerpt]
+    read_s: float
 
 
 class Cold(NamedTuple):
@@ -50,12 +60,19 @@ class ColdReader:
         assert self.stream.archive is not None
         self._store = store_at(self.stream.archive.url)
         self._is_arrow = self.stream.codec == "arrow"
-        self._open: OrderedDict[int, tuple[EntryId, Iterator[Excerpt]]] = OrderedDict()
+        self._open: OrderedDict[int, _Open] = OrderedDict()
+        """The partition that was read last is the last one."""
 
     def is_open(self, partition: int, position: EntryId) -> bool:
         """Whether the next records after a position are of a segment that is open."""
         held = self._open.get(partition)
-        return held is not None and held[0] == position
+        return held is not None and held.position == position
+
+    def has_place(self, partition: int) -> bool:
+        """Whether a partition may be read now: a segment is opened again for each time that it is closed."""
+        if partition in self._open or len(self._open) < OPEN_MAX:
+            return True
+        return monotonic_s() - next(iter(self._open.values())).read_s >= RESTS_S
 
     def close(self, partition: int) -> None:
         """Forget the segment of a partition."""
@@ -74,11 +91,8 @@ class ColdReader:
         if not self.is_open(partition, position):
             columns = None if self._is_arrow else READ
             parts = Chain(self._store, partition).read(position, columns, BATCH_RECORDS)
-            self._open[partition] = (position, parts)
-        self._open.move_to_end(partition)
-        while len(self._open) > OPEN_MAX:
-            self._open.popitem(last=False)
-        _, parts = self._open.pop(partition)
+            self._keep(partition, position, parts)
+        parts = self._open.pop(partition).parts
         found = await anyio.to_thread.run_sync(partial(self._next, parts))
         if found is None:
             return None
@@ -88,8 +102,15 @@ class ColdReader:
             log.warning(
                 "archive_begins_later", partition=partition, position=str(position), begins=str(begins)
             )
-        self._open[partition] = (part.position, parts)
+        if part.position < part.footer.last or len(self._open) + 1 < OPEN_MAX:
+            self._keep(partition, part.position, parts)
         return Cold(entries, part.position)
+
+    def _keep(self, partition: int, position: EntryId, parts: Iterator[Excerpt]) -> None:
+        self._open.pop(partition, None)
+        while len(self._open) >= OPEN_MAX:
+            self._open.popitem(last=False)
+        self._open[partition] = _Open(position, parts, monotonic_s())
 
     def _next(self, parts: Iterator[Excerpt]) -> tuple[Excerpt, Entries] | None:
         part = next(parts, None)

@@ -154,6 +154,8 @@ class Reads(ABC):
         buffer = self._buffers.pop(partition, None)
         self._watch.forget(partition)
         self._cold.pop(partition, None)
+        if self.cold is not None:
+            self.cold.close(partition)
         self.candidates.drop(partition)
         if buffer is not None:
             buffer.close()
@@ -270,14 +272,15 @@ class Reads(ABC):
         """Partitions whose last look failed, and when the next one is due."""
         while True:
             now_s = monotonic_s()
-            roomy = [p for p in self._cold if self._buffers[p].has_room and failing.get(p, 0.0) <= now_s]
+            due = [p for p in self._cold if failing.get(p, 0.0) <= now_s and cold.has_place(p)]
+            roomy = [p for p in due if self._buffers[p].has_room]
             if not roomy:
-                due = [failing[p] for p in self._cold if p in failing]
-                await self._cold_added.wait(max(0.01, min(due) - now_s) if due else None)
+                later_s = [failing[p] - now_s for p in self._cold if p in failing]
+                await self._cold_added.wait(max(0.01, min([*later_s, IDLE_LOOK_S])))
                 continue
             for partition in roomy:
                 buffer, pauses = self._buffers.get(partition), self._cold.get(partition)
-                if buffer is None or pauses is None:
+                if buffer is None or pauses is None or not cold.has_place(partition):
                     continue
                 try:
                     await self._read_one(cold, buffer)
@@ -310,10 +313,14 @@ class Reads(ABC):
             if archived[partition] > position and await cold.next(partition, position) is None:
                 raise cold.ended(partition, position)
             return
-        if self._buffers.get(partition) is buffer and buffer.position == position:
+        if self._buffers.get(partition) is not buffer:
+            cold.close(partition)
+        elif buffer.position == position:
             buffer.put(found.entries)
             buffer.pass_to(found.position)
             self._changes.add(buffer)
+            if not cold.is_open(partition, found.position):  # It is another one's turn.
+                self._cold[partition] = self._cold.pop(partition)
 
     async def sort_out(self, plan: ReadPlan, error: BackendError, pause_ms: int) -> None:
         """Find the partitions whose keys made Redis refuse a read; the others are read again."""

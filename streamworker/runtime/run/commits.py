@@ -234,7 +234,7 @@ class Commits:
         count, size = len(work.entries), work.size
         self.buffer.release(count, size)
         self.records_done += request.entries
-        self.trims.committed(count, size)
+        self.trims.committed(count or request.entries, size)  # An archiver has no entries.
         if self.observer is not None:
             oldest = work.first if count else None
             seconds, dead = monotonic_s() - self._began_s, len(work.dead)
