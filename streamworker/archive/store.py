@@ -11,8 +11,8 @@ be gone whose entries Redis has trimmed. So files are written here.
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -185,12 +185,13 @@ class FileStore(Store):
 
     @_told
     def replace(self, name: str, body: bytes, version: dict[str, Any]) -> bool:
-        """As of any store; two that replace one file at the same time are not told apart."""
-        found = self.get(name)
-        if found is None or found.version != version:
-            return False
-        self._written(body).replace(self._place(name))
-        _sync(self._place(name).parent)
+        """As of any store; those that replace files here at the same time wait for one another."""
+        with _locked(self._root):
+            found = self.get(name)
+            if found is None or found.version != version:
+                return False
+            self._written(body).replace(self._place(name))
+            _sync(self._place(name).parent)
         return True
 
     def _place(self, name: str) -> Path:
@@ -205,6 +206,19 @@ class FileStore(Store):
             file.flush()
             os.fsync(file.fileno())
         return new
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder for one process; its end lets go, however it comes."""
+    import fcntl
+
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
 
 
 def _sync(folder: Path) -> None:

@@ -8,6 +8,7 @@ import typer
 
 from streamworker.cli import acl, graph, health, requests, status, timers, top
 from streamworker.cli.archive import command as archive
+from streamworker.cli.archive import erase
 from streamworker.cli.data import dead, later, partitions, reset, schema, send, size, table, tail
 from streamworker.cli.doctor import command as doctor
 from streamworker.cli.doctor import repair
@@ -81,6 +82,7 @@ app.add_typer(dead.app, name="dead")
 app.add_typer(table.app, name="table")
 app.command()(reset.reset)
 app.add_typer(archive.app, name="archive")
+app.command()(erase.erase)
 app.command()(partitions.partitions)
 app.add_typer(schema.app, name="schema")
 app.command()(doctor.doctor)

@@ -200,7 +200,7 @@ class TableForm:
         if self._parts:
             return tuple(texts)
         try:
-            return _typed(self.kind, texts[0].encode())
+            return typed(self.kind, texts[0].encode())
         except (msgspec.ValidationError, ValueError) as error:
             raise ConfigurationError(
                 f"{texts[0]!r} is no key of table {self.table!r}: {one_line(error)}.",
@@ -210,9 +210,9 @@ class TableForm:
     def key_of(self, field: bytes, body: bytes) -> Any:
         """Return the key of a field and its value."""
         if not self._parts:
-            return _typed(self.kind, field)
+            return typed(self.kind, field)
         parts = zip(body[: self._parts].decode(), key_parts(field), strict=True)
-        return tuple(None if text is None else _typed(_TYPES[letter], text) for letter, text in parts)
+        return tuple(None if text is None else typed(_TYPES[letter], text) for letter, text in parts)
 
     # -- values --------------------------------------------------------------------------------
 
@@ -263,7 +263,7 @@ def _letter(part: object) -> bytes:
     return _LETTERS[kind].encode()
 
 
-def _typed(kind: type, text: bytes) -> Any:
+def typed(kind: type, text: bytes) -> Any:
     """Return the value whose canonical bytes are ``text``."""
     if kind is bytes:
         return text

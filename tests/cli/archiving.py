@@ -41,7 +41,8 @@ def archived(redis_url: str, path: str, *, at_once: int = 1_000, trim: bool = Fa
     put_identity(store, ArchiveIdentity(keys.app, keys.stream, "", spec.codec_name, ID))
     put: dict[int, int] = {}
     with opened(redis_url) as raw:
-        raw.hset(keys.meta, mapping={"archive": str(spec.archive), "archive_id": ID})
+        declared = {"archive": str(spec.archive), "archive_id": ID, "retention": str(spec.retention)}
+        raw.hset(keys.meta, mapping=declared)
         for p in spec.placement.all:
             last = Chain(store, p).last()
             end, total = (last.last, last.total) if last else (ZERO, 0)

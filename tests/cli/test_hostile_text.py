@@ -133,6 +133,10 @@ LOOKS = {
     "archive status": [["shop:app"], ["shop:app", "--json"]],
     "archive check": [["shop:orders"], ["shop:orders", "--json"]],
     "archive expire": [["shop:orders", "--older-than", "1 day", "--dry-run"]],
+    "erase": [
+        ["shop:app", "--key", "HOSTILE", "--dry-run"],
+        ["shop:app", "--key", "HOSTILE", "--dry-run", "--json"],
+    ],
     "schema check": [["shop:app"], ["shop:app", "--json"]],
     "later cancel": [["shop:orders", "HOSTILE", "--key", "HOSTILE"], ["shop:orders", "no HOSTILE"]],
     "pause": [["shop:price", "--why", "HOSTILE", *SOON]],

@@ -1,0 +1,336 @@
+"""`streamworker erase`: a person's records go from archives, tables, dead letters and what is scheduled."""
+
+import json
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import anyio
+import pytest
+from moto.server import ThreadedMotoServer
+
+from streamworker.archive.erasing import Erased, Finder, erase
+from streamworker.archive.store import Store, store_at
+from streamworker.cli.exit_codes import ExitCode
+from streamworker.core.data.archives import GROUP
+from streamworker.core.data.placement import canonical_key
+from streamworker.errors import ArchiveUnavailable
+from streamworker.importing import resolve_app, resolve_stream
+from streamworker.redisio.keys import GroupKeys
+from streamworker.runtime.run.modes import archive as archiver
+from streamworker.testing import local_worker
+from tests.cli.archiving import all_of, archived, chain_of, old_records
+from tests.cli.conftest import Invoke, work_off
+from tests.raw import opened
+
+SHOP = """
+import datetime as dt
+import enum
+from decimal import Decimal
+
+import msgspec
+from streamworker import App, Archive, DeadLetter
+
+app = App("shop")
+
+
+class Order(msgspec.Struct):
+    order_id: int
+    customer: str
+    amount: float = 0.0
+
+
+orders = app.stream(
+    "orders", Order, key="customer", partitions=2, retention="2 hours", archive=Archive(URL, columns=COLUMNS),
+)
+totals = app.table("totals", float)
+by_hour = app.table("by_hour", int, key=("customer", "hour"))
+
+
+@app.processor(orders, errors=DeadLetter(), tables=[totals, by_hour], log_retention="1 hour")
+async def price(order: Order) -> Order:
+    if order.amount < 0:
+        raise ValueError("negative")
+    totals.set(order.customer, order.amount)
+    by_hour.set((order.customer, 7), 1)
+    return order
+
+
+class Reading(msgspec.Struct):
+    site: int
+    day: dt.date
+
+
+readings = app.stream("readings", Reading, key=("site", "day"), partitions=2)
+"""
+HOUR_MS = 3_600_000
+KEYS = GroupKeys("shop", "orders", GROUP)
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[str]:
+    """Where an S3 of this process listens."""
+    server = ThreadedMotoServer(port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(params=["files", "memory", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where the archive is."""
+    if request.param == "files":
+        return str(tmp_path / "lake")
+    if request.param == "memory":
+        return f"memory://{uuid.uuid4().hex}"
+    endpoint, bucket = request.getfixturevalue("s3_server"), f"b{uuid.uuid4().hex}"
+    its = {"ENDPOINT_URL": endpoint, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "REGION": "us-east-1"}
+    for name, value in its.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    with urlopen(Request(f"{endpoint}/{bucket}", method="PUT")):
+        pass
+    return f"s3://{bucket}/orders"
+
+
+@pytest.fixture
+def orders(streamworker: Invoke, shop: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A stream with an archive, a processor and tables; the store."""
+    del streamworker  # which names the server
+    monkeypatch.setattr(archiver, "_known", {})  # No worker of an earlier test has seen it.
+    (shop / "shop.py").write_text(SHOP.replace("URL", repr(url)).replace("COLUMNS", "True"), "utf-8")
+    return store_at(url)
+
+
+def order(n: int, customer: str, amount: float = 1.0) -> Any:
+    return resolve_stream("shop:orders").spec.record.python_type(n, customer, amount)
+
+
+def people(path: str = "shop:orders") -> list[str]:
+    return [json.loads(payload)["customer"] for payload in all_of(path)]
+
+
+def filled(redis_url: str, *, trim: bool = True) -> None:
+    """Archive forty orders of ann, bob, cal and dan in segments of five."""
+    names = ["ann", "bob", "cal", "dan"]
+    old_records(redis_url, "shop:orders", [order(n, names[n % 4]) for n in range(40)], 1_000)
+    archived(redis_url, "shop:orders", at_once=5, trim=trim)
+
+
+def told(streamworker: Invoke, *options: str) -> Any:
+    return streamworker.tells("erase", "shop:app", "--key", *options, "--yes")
+
+
+def test_the_records_of_a_key_go_from_old_segments_and_the_chain_stays(
+    streamworker: Invoke, redis_url: str, orders: Store
+) -> None:
+    """Names, ids and counts hold; the footers say how many went; a second run finds nothing."""
+    filled(redis_url)
+    before = {p: [each.name for each in chain_of("shop:orders", p).segments()] for p in range(2)}
+    report = told(streamworker, "bob", "--dry-run")
+    assert [each["number"] for each in report["gone"]] == [10] and people().count("bob") == 10
+    report = told(streamworker, "bob")
+    assert [(each["number"], each["what"]) for each in report["gone"]] == [(10, "record")]
+    assert sorted(set(people())) == ["ann", "cal", "dan"] and len(people()) == 30
+    assert {p: [each.name for each in chain_of("shop:orders", p).segments()] for p in range(2)} == before
+    checked = streamworker.tells("archive", "check", "shop:orders", "--deep")
+    assert (checked["records"], checked["erased"], checked["faults"]) == (30, 10, [])
+    assert told(streamworker, "bob")["gone"] == []
+    assert "Nothing of 'bob' was there" in streamworker.does("erase", "shop:app", "--key", "bob", "--yes")
+    assert orders.get("_stream.json") is not None
+
+
+def test_a_segment_without_any_record_left_is_read_over(
+    streamworker: Invoke, redis_url: str, orders: Store
+) -> None:
+    """It keeps its place: the next one begins where it ends."""
+    del orders
+    old_records(redis_url, "shop:orders", [order(n, "bob") for n in range(10)], 1_000)
+    archived(redis_url, "shop:orders", at_once=5, trim=True)
+    assert told(streamworker, "bob")["gone"][0]["number"] == 10
+    assert people() == []
+    old_records(redis_url, "shop:orders", [order(n, "bob") for n in range(3)], 5_000)
+    archived(redis_url, "shop:orders", trim=True)
+    assert people() == ["bob"] * 3
+    assert streamworker.tells("archive", "check", "shop:orders", "--deep")["faults"] == []
+
+
+def test_what_redis_still_has_is_left_and_named_with_its_time(
+    streamworker: Invoke, redis_url: str, orders: Store
+) -> None:
+    """Run again once it is gone, it takes the rest; a check accepts both."""
+    del orders
+    now_ms = int(time.time() * 1000)
+    filled(redis_url)
+    young = now_ms - HOUR_MS
+    old_records(redis_url, "shop:orders", [order(n, "bob") for n in range(4)], young)
+    archived(redis_url, "shop:orders")
+    report = told(streamworker, "bob")
+    assert [each["number"] for each in report["gone"]] == [10]
+    assert people().count("bob") == 4
+    stream, segment = report["later"]
+    assert (stream["place"], stream["number"]) == ("stream orders", 4)
+    assert stream["when_ms"] == segment["when_ms"] == young + 3 + 2 * HOUR_MS
+    assert segment["number"] == 4
+    assert streamworker.tells("archive", "check", "shop:orders")["faults"] == []
+    with opened(redis_url) as raw:
+        for p in range(2):
+            raw.xtrim(KEYS.events(p), maxlen=0, approximate=False)
+    report = told(streamworker, "bob")
+    assert ([each["number"] for each in report["gone"]], report["later"]) == ([4], [])
+    assert "bob" not in people()
+
+
+@pytest.mark.parametrize("url", ["memory"], indirect=True)
+def test_tables_dead_letters_and_scheduled_records_of_a_key_go(
+    streamworker: Invoke, redis_url: str, orders: Store
+) -> None:
+    """By one command; those of others stay. Rows of the acked log go with its retention."""
+    del orders
+    stream = resolve_stream("shop:orders")
+    both = [("ann", 1.0), ("ann", -1.0), ("bob", 1.0), ("bob", -1.0)]
+    stream.sync.send_many([order(n, *each) for n, each in enumerate(both)])
+    for name in ("ann", "bob"):
+        stream.sync.schedule(order(9, name), id=f"ask-{name}", after="1 hour")
+    stream.app.close()
+    work_off(redis_url)
+    report = told(streamworker, "bob", "--dry-run")
+    gone = {each["place"]: each["number"] for each in report["gone"]}
+    assert gone == {
+        "orders, scheduled": 1, "dead letters of price": 1, "table totals": 1, "table by_hour": 1,
+    }  # fmt: skip
+    assert {each["place"]: each["number"] for each in report["later"]} == {
+        "stream orders": 2, "acked log of price": 1,
+    }  # fmt: skip
+    assert streamworker("table", "get", "shop:totals", "bob").exit_code == ExitCode.OK
+    report = told(streamworker, "bob")
+    assert {each["place"]: each["number"] for each in report["gone"]} == gone
+    for name, code in (("bob", ExitCode.FAILED), ("ann", ExitCode.OK)):
+        assert streamworker("table", "get", "shop:totals", name).exit_code == code
+        assert streamworker("table", "get", "shop:by_hour", name, "7").exit_code == code
+    assert [each["key"] for each in streamworker.tells("later", "list", "shop:orders")] == ["ann"]
+    letters = streamworker.tells("dead", "list", "shop:price")
+    assert [each["record"]["customer"] for each in letters] == ["ann"]
+    assert told(streamworker, "bob")["gone"] == []
+
+
+@pytest.mark.parametrize("url", ["memory"], indirect=True)
+def test_a_key_has_the_declared_type_and_streams_that_cannot_have_it_are_told(
+    streamworker: Invoke, redis_url: str, orders: Store
+) -> None:
+    """Of several parts it is given part by part; nothing is taken for a key that is none."""
+    del redis_url, orders
+    report = told(streamworker, "bob")
+    assert "stream readings: its key has 2 parts: site, day" in report["not_looked_at"]
+    report = streamworker.tells("erase", "shop:app", "--key", "7", "2026-11-29", "--dry-run")
+    assert "stream orders: its key has 1 part: customer" in report["not_looked_at"]
+    result = streamworker("erase", "shop:app", "--key", "seven", "2026-11-29", "--dry-run")
+    assert result.exit_code == ExitCode.CONFIGURATION
+    assert "its key site is of type int, and 'seven' is none" in result.stderr
+    result = streamworker("erase", "shop:app", "--key", "bob", "--stream", "nosuch", "--yes")
+    assert result.exit_code == ExitCode.CONFIGURATION
+    assert "has no stream 'nosuch'" in result.stderr
+
+
+@pytest.mark.parametrize("url", ["memory"], indirect=True)
+@pytest.mark.parametrize("customer", ["bøb 🙂", "a'b\"c", "", "\u202ebob", "bob\n", "1:2"])
+@pytest.mark.parametrize("columns", ["True", "False"])
+def test_odd_keys_are_found_with_and_without_columns(
+    streamworker: Invoke, shop: Path, redis_url: str, url: str, customer: str, columns: str
+) -> None:
+    """And no key that only looks alike."""
+    (shop / "shop.py").write_text(SHOP.replace("URL", repr(url)).replace("COLUMNS", columns), "utf-8")
+    others = [each for each in ("bob", "b", "ann", "a", "12") if each != customer]
+    old_records(redis_url, "shop:orders", [order(1, each) for each in (customer, *others, customer)], 1_000)
+    archived(redis_url, "shop:orders", trim=True)
+    assert told(streamworker, customer)["gone"][0]["number"] == 2
+    assert sorted(people()) == sorted(others)
+
+
+def test_an_erasure_that_is_killed_between_two_segments_is_run_again(
+    streamworker: Invoke, redis_url: str, orders: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left is a chain with what it did; the report claims no more."""
+    filled(redis_url)
+    replace, calls = type(orders).replace, list[str]()
+
+    def failing(store: Store, name: str, *rest: Any) -> bool:
+        if len(calls) == 2:
+            raise ArchiveUnavailable("The store did not answer: timeout.", remedy="It is asked again.")
+        calls.append(name)
+        return replace(store, name, *rest)
+
+    with monkeypatch.context() as context:
+        context.setattr(type(orders), "replace", failing)
+        result = streamworker("erase", "shop:app", "--key", "bob", "--yes", "--json")
+    assert result.exit_code == ExitCode.FAILED
+    report = json.loads(result.stdout)
+    assert "did not answer" in report["failed"][0]
+    left = people().count("bob")
+    assert 0 < left < 10 and sum(each["number"] for each in report["gone"]) == 10 - left
+    assert streamworker.tells("archive", "check", "shop:orders", "--deep")["faults"] == []
+    assert told(streamworker, "bob")["gone"][0]["number"] == left
+    assert "bob" not in people()
+
+
+def test_of_two_that_erase_at_the_same_time_neither_undoes_the_other(redis_url: str, orders: Store) -> None:
+    """A segment is replaced only as the version that was read."""
+    filled(redis_url)
+    spec = resolve_stream("shop:orders").spec
+    work = [(p, each) for p in range(2) for each in chain_of("shop:orders", p).segments()]
+    done: list[Erased] = []
+
+    def run(name: str) -> None:
+        finder = Finder(spec, canonical_key(name) or b"")
+        done.extend(erase(chain_of("shop:orders", p), each, finder.without) for p, each in work)
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in ("ann", "bob", "cal")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(each.records for each in done) == 30
+    assert people() == ["dan"] * 10
+    footers = [chain_of("shop:orders", p).footer(each.after) for p, each in work]
+    assert sum(each.erased for each in footers if each) == 30
+    del orders
+
+
+@pytest.mark.parametrize("url", ["memory"], indirect=True)
+def test_a_real_workers_archive_is_erased_and_what_it_archives_later_follows(
+    streamworker: Invoke, shop: Path, redis_url: str, orders: Store
+) -> None:
+    """Records of many sends share entries; the archiver goes on behind what was erased."""
+    del orders
+    source = (shop / "shop.py").read_text("utf-8")
+    often = 'every="100 ms", after="0 seconds"'
+    (shop / "fast.py").write_text(source.replace("columns=True", often), "utf-8")
+    app, stream = resolve_app("fast:app"), resolve_stream("fast:orders")
+    kind = stream.spec.record.python_type
+
+    async def send(first: int) -> None:
+        async with local_worker(app, url=redis_url, name="w1") as worker:
+            await stream.send_many([kind(n, ("ann", "bob")[n % 2]) for n in range(first, first + 100)])
+            await worker.until_drained()
+            with anyio.fail_after(30):
+                while sum(archived_now()) < first + 100:
+                    await anyio.sleep(0.02)
+
+    def archived_now() -> list[int]:
+        with opened(redis_url) as raw:
+            return [int(raw.hget(KEYS.lock(p), "entries") or 0) for p in range(2)]
+
+    anyio.run(send, 0)
+    with opened(redis_url) as raw:
+        for p in range(2):
+            raw.xtrim(KEYS.events(p), maxlen=0, approximate=False)
+    report = streamworker.tells("erase", "fast:app", "--key", "bob", "--yes")
+    assert 50 in [each["number"] for each in report["gone"]]
+    assert people("fast:orders") == ["ann"] * 50
+    anyio.run(send, 100)
+    assert sorted(people("fast:orders")) == ["ann"] * 100 + ["bob"] * 50
+    assert streamworker.tells("archive", "check", "fast:orders", "--deep")["faults"] == []
