@@ -26,6 +26,8 @@ from streamworker.redisio.data.columns import unpacked
 
 TRIES = 10
 """How often a segment is read again that somebody else has replaced meanwhile."""
+KEY = "_key"
+"""The column of an archived row with the key of its record."""
 AT_ONCE = 10_000
 """Values that are Python objects at the same time."""
 
@@ -203,10 +205,14 @@ def rows_without(names: Sequence[str], key: bytes, *, single: bool) -> Without:
             return None
 
     def without(table: pa.Table) -> tuple[pa.Table, int]:
-        if not set(names) <= set(table.schema.names):
+        if KEY in table.schema.names:  # A processor with log_metadata=True keeps it.
+            text = key.decode("utf-8", "replace")
+            verdicts = [None if each is None else each == text for each in table[KEY].to_pylist()]
+        elif set(names) <= set(table.schema.names):
+            columns = [table[name].to_pylist() for name in names]
+            verdicts = [is_mine(values) for values in zip(*columns, strict=True)]
+        else:
             return table, table.num_rows
-        columns = [table[name].to_pylist() for name in names]
-        verdicts = [is_mine(values) for values in zip(*columns, strict=True)]
         keeps = [at for at, verdict in enumerate(verdicts) if not verdict]
         return table.take(pa.array(keeps, pa.int64())), verdicts.count(None)
 

@@ -82,7 +82,10 @@ def _told(tail: bytes, name: str) -> tuple[Footer, int, int]:
     """Return the footer of a segment, its rows, and the time of its last record."""
     footer = footer_in(tail, name)
     about = pq.read_metadata(io.BytesIO(tail))
-    return footer, about.num_rows, _acked_ms(about) if footer.log else footer.last.ms
+    if not footer.log:
+        return footer, about.num_rows, footer.last.ms
+    # Where all rows were erased nothing says how old they were, and nothing is lost.
+    return footer, about.num_rows, _acked_ms(about) if about.num_rows else 0
 
 
 def _acked_ms(about: pq.FileMetaData) -> int:

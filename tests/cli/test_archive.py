@@ -15,6 +15,7 @@ from streamworker.archive.store import Store, store_at
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.core.data.archives import GROUP, name_of
 from streamworker.core.data.entries import ZERO
+from streamworker.core.data.readers import read_position
 from streamworker.errors import ArchiveUnavailable
 from streamworker.importing import resolve_app, resolve_stream
 from streamworker.redisio.keys import GroupKeys
@@ -295,3 +296,93 @@ def test_what_has_no_archive_is_refused_and_what_has_one_is_listed(invoke: Invok
     result = invoke("archive", "expire", "kept:orders")
     assert result.exit_code == ExitCode.USAGE
     assert "stays for ever" in result.stderr
+
+
+LOGS = """
+import msgspec
+from streamworker import App, Archive
+
+app = App("shop", heartbeat_interval_ms=200, founding_pause_ms=0, trim_interval_ms=600_000)
+
+
+class Order(msgspec.Struct):
+    order_id: int
+    customer: str
+
+
+class Priced(msgspec.Struct):
+    order_id: int
+    price: float
+
+
+orders = app.stream("orders", Order, key="customer", partitions=2)
+
+
+@app.processor(orders, log_metadata=META, log_archive=Archive(URL, every="100 ms", after="0 seconds"))
+async def price(order: Order) -> Priced:
+    return Priced(order.order_id, 1.5)
+"""
+
+
+@pytest.fixture
+def logs(streamworker: Invoke, shop: Path, url: str, redis_url: str, request: pytest.FixtureRequest) -> Store:
+    """An acked log of forty rows of ann, bob, cal and dan, archived by a worker; the store."""
+    del streamworker
+    meta = str(getattr(request, "param", True))
+    rewrite(shop, LOGS.replace("URL", repr(url)).replace("META", meta))
+    sent = resolve_stream("shop:orders")
+    sent.sync.send_many([order(n, ("ann", "bob", "cal", "dan")[n % 4]) for n in range(40)])
+    sent.app.close()
+
+    def archived_rows() -> int:
+        found = read_position(raw.hget(GroupKeys("shop", "orders", "price").readers, GROUP) or b"")
+        return sum(found.rows.values())
+
+    with opened(redis_url) as raw:
+        work(redis_url, lambda: archived_rows() == 40, "all rows are archived")
+    return store_at(url)
+
+
+def test_the_archive_of_an_acked_log_is_checked_and_shown_as_that_of_a_stream(
+    streamworker: Invoke, redis_url: str, logs: Store
+) -> None:
+    """It is named by its processor; rows are compared with those that Redis still has."""
+    found = streamworker.tells("archive", "check", "shop:price", "--deep")
+    assert (found["records"], found["compared"], found["faults"]) == (40, 40, [])
+    (found,) = streamworker.tells("archive", "status", "shop:app")
+    assert (found["processor"], found["waits_ms"]) == ("price", None)
+    assert sum(each["records"] for each in found["partitions"]) == 40
+    said = streamworker.does("archive", "expire", "shop:price", "--older-than", "1 day", "--dry-run")
+    assert "has no segment whose last row is older than 1 day" in said
+    first = logs.names("partition=0")[0]
+    body = logs.get(first.name)
+    assert body is not None
+    logs.delete([first.name])
+    found = streamworker("archive", "check", "shop:price")
+    assert found.exit_code == ExitCode.FAILED
+    with opened(redis_url) as raw:
+        raw.hset(GroupKeys("shop", "orders", "price").meta, "archive_id:price", "another")
+    assert "Redis knows it by the id another" in streamworker("archive", "check", "shop:price").stdout
+    assert "It is adopted" in streamworker.does("archive", "adopt", "shop:price", "--yes")
+
+
+@pytest.mark.parametrize("logs", [True, False], indirect=True)
+def test_rows_of_a_key_go_from_the_archive_of_an_acked_log_where_it_has_the_key(
+    streamworker: Invoke, redis_url: str, logs: Store, request: pytest.FixtureRequest
+) -> None:
+    """With `log_metadata` it has; else the report says that nobody knows. The live log goes by itself."""
+    has_key = bool(request.node.callspec.params["logs"])
+    run = ("erase", "shop:app", "--key", "bob", "--yes")
+    report = streamworker.tells(*run)
+    assert report["failed"] == []
+    later = [each["place"] for each in report["later"]]
+    assert ("acked log of price" in later) is has_key
+    with opened(redis_url) as raw:
+        for p in range(2):
+            raw.xtrim(GroupKeys("shop", "orders", "price").acked(p), maxlen=0, approximate=False)
+    report = streamworker.tells(*run)
+    assert [each["number"] for each in report["gone"]] == ([10] if has_key else [])
+    assert any("cannot be read" in line for line in report["not_looked_at"]) is not has_key
+    found = streamworker.tells("archive", "check", "shop:price", "--deep")
+    assert (found["records"], found["faults"]) == (30 if has_key else 40, [])
+    assert logs.get("_stream.json") is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 BYTES_AT_ONCE = 8 * 1024 * 1024
 """How much of Redis is compared at a time."""
+ENTRIES_AT_ONCE = 200
+"""Entries of an acked log that are compared at a time."""
+Row = dict[str, Any]
 BESIDE = ("_delta_log/", "_new/", "_stream.json", "_probe")
 """Objects of an archive that are in no chain."""
 
@@ -96,8 +99,9 @@ async def _check(backend: Backend, place: Place, partition: int, here: Known, de
     checked = Checked(
         found.records, sum(each.erased for each in footers), len(footers), found.size, faults=faults
     )
-    if end is not None and not place.log and not any(fault.kind == "missing" for fault in found.faults):
-        await _compare(backend, place, partition, (footers[0].after, end), checked)
+    if end is not None and not any(fault.kind == "missing" for fault in found.faults):
+        compare = _compare_log if place.log else _compare
+        await compare(backend, place, partition, (footers[0].after, end), checked)
     return checked
 
 
@@ -124,3 +128,53 @@ def _table(place: Place, mine: Entries) -> pa.Table:
     from streamworker.archive.segments import table_of
 
     return table_of(mine, packing_of(place.stream), None, rows_reader(place.stream))
+
+
+async def _compare_log(
+    backend: Backend, place: Place, partition: int, span: tuple[EntryId, EntryId], checked: Checked
+) -> None:
+    """Compare the rows that Redis still has between two numbers of rows."""
+    from streamworker.redisio.data.ackedlog import decode_entry
+    from streamworker.redisio.data.schemas import stored_schemas
+
+    schemas = await stored_schemas(backend, place.keys)
+    identity = ((await backend.execute("HGET", place.keys.lock(partition), "log")) or b"").decode()
+    key, position, end = place.keys.acked(partition), span[0], span[1]
+    while reply := await backend.execute("XRANGE", key, f"({position}", str(end), "COUNT", ENTRIES_AT_ONCE):
+        entries = Entries.of(reply)
+        mine: dict[int, Row] = {}
+        for entry in entries:
+            rows = decode_entry(entry.id, entry.fields, schemas).to_pylist()
+            mine |= {entry.id.ms - len(rows) + 1 + at: row for at, row in enumerate(rows)}
+        try:
+            theirs = await anyio.to_thread.run_sync(
+                _archived_rows, place, partition, identity, min(mine) - 1, max(mine)
+            )
+        except ArchiveConflict as error:
+            checked.faults.append(Fault("records", error.message, partition))
+            return
+        for number, row in mine.items():
+            its = theirs.get(number)
+            if its is None and checked.erased:
+                continue
+            if its is None or _given(its) != _given(row):
+                what = "another than in" if its is not None else "not in"
+                text = f"row {number} of the acked log is {what} the archive."
+                checked.faults.append(Fault("records", text, partition))
+                return
+        checked.compared += len(mine)
+        position = entries[-1].id
+
+
+def _archived_rows(place: Place, partition: int, log: str, after: int, end: int) -> dict[int, Row]:
+    from streamworker.archive.logs import read_rows
+
+    found: dict[int, Row] = {}
+    for commit in read_rows(place.chain(partition), log, after, end):
+        found |= {commit.start + 1 + at: row for at, row in enumerate(commit.rows.to_pylist())}
+    return found
+
+
+def _given(row: Row) -> Row:
+    """Return the columns that a row has: a segment has those of all its rows."""
+    return {name: value for name, value in row.items() if value is not None}

@@ -257,7 +257,7 @@ class Eraser:
         """Count the rows that have the key in columns of its name, and erase those that are archived."""
         import pyarrow as pa
 
-        from streamworker.redisio.data.ackedlog import decode_entry
+        from streamworker.redisio.data.ackedlog import STORED, decode_entry
         from streamworker.redisio.data.schemas import stored_schemas
 
         without, keys = self._of_rows(), group_keys(spec)
@@ -274,6 +274,7 @@ class Eraser:
                 for entry in Entries.of(reply):
                     position = entry.id
                     rows = pa.Table.from_batches([decode_entry(entry.id, entry.fields, schemas)])
+                    rows = rows.rename_columns([STORED.get(name, name) for name in rows.schema.names])
                     kept, unread = without(rows)
                     count, unknown = count + rows.num_rows - kept.num_rows, unknown + unread
                     if kept.num_rows < rows.num_rows:

@@ -12,6 +12,7 @@ import anyio
 from streamworker.app import App
 from streamworker.core.data.archives import GROUP, Archive
 from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.words import counted
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.errors import ConfigurationError
@@ -131,6 +132,8 @@ class Known:
     end: EntryId
     """Up to which id it holds the partition."""
     lock: LockView | None
+    reason: str
+    """Why nothing is archived, as the archiver said last."""
     log: str = ""
     """Of an acked log its identity, as the reader that archives has counted it."""
 
@@ -140,10 +143,16 @@ async def known(backend: Backend, place: Place, partitions: Sequence[int]) -> di
     locks = await read_locks(backend, place.keys, partitions)
     views = {p: lock if isinstance(lock := locks.get(p), LockView) else None for p in partitions}
     if not place.log:
-        return {p: Known(lock.checkpoint if lock else ZERO, lock) for p, lock in views.items()}
-    position = (await readers.positions(backend, place.keys)).get(GROUP)
-    rows, logs = (position.rows, position.logs) if position else ({}, {})
-    return {p: Known(EntryId(rows.get(p, 0), 0), lock, logs.get(p, "")) for p, lock in views.items()}
+        return {
+            p: Known(lock.checkpoint, lock, lock.reason) if lock else Known(ZERO, None, "")
+            for p, lock in views.items()
+        }
+    position = (await readers.positions(backend, place.keys)).get(GROUP) or ReaderPosition({}, {}, 0)
+    rows, logs = position.rows, position.logs
+    return {
+        p: Known(EntryId(rows.get(p, 0), 0), lock, position.failed, logs.get(p, ""))
+        for p, lock in views.items()
+    }
 
 
 async def each_of(function: Callable[[S], Awaitable[T]], items: Iterable[S]) -> list[T]:

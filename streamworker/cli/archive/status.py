@@ -54,8 +54,8 @@ class Partition:
     def why(self, place: Place, now_ms: int) -> str:
         """Say why nothing is archived, or what is wrong; empty if nothing is."""
         lock, archive = self.known.lock, place.archive
-        if not place.log and lock is not None and lock.reason:
-            return lock.reason
+        if self.known.reason:
+            return self.known.reason
         if self.stored is not None and self.known.end > self.stored.end:
             ends = f"the archive ends with {self.stored.end}"
             return f"Redis takes all up to {self.known.end} for archived, and {ends}"
