@@ -253,6 +253,8 @@ class AckedLogs:
                 for found in self.elsewhere(part, position, min(link.start, part.end)):
                     position = found.end
                     yield found
+                if position >= part.end:
+                    break
                 its = self._rows_of(part, link, fields, position)
                 position = min(link.id.ms, part.end)
                 if its is not None:
