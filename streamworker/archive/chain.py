@@ -66,7 +66,7 @@ class Chain:
         a segment is known to begin, if any is.
         """
         found = self.segments(since)
-        link = self.footer(found[-1].after) if found else None
+        link = self.footer(found[-1].after if found else ZERO)
         while link is not None and (following := self.footer(link.last)) is not None:
             link = following
         return link
