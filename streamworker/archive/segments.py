@@ -32,7 +32,15 @@ from streamworker.core.data.archives import COLUMNS, Footer
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.errors import ArchiveConflict, ConfigurationError, DecodeError
 from streamworker.records.entries import Entries
-from streamworker.records.packs import _BINARY, FIRST, HEADER_PREFIX, Pack, msgpack_array
+from streamworker.records.packs import (
+    _BINARY,
+    FIRST,
+    HEADER_PREFIX,
+    READ_BYTES_MAX,
+    Pack,
+    as_binary,
+    msgpack_array,
+)
 from streamworker.records.rows import NumberedRows
 
 Packing = Literal["", "json", "msgpack", "arrow", "binary"]
@@ -52,8 +60,11 @@ LEVEL = 3
 """Of zstd."""
 RUN_RECORDS = 500
 """How many records a replayed entry holds at most."""
+RUN_BYTES = 256 * 1024
+"""How many bytes of records that is, about."""
 RUN_ROWS = 8_000
 """How many rows a replayed entry of columns holds at most."""
+_encode = msgspec.msgpack.Encoder().encode
 _PART: list[Any] = []
 """``_entry`` of a record that belongs to an entry which stands at a later record."""
 
@@ -307,59 +318,85 @@ def _reply(
     count = table.num_rows
     ms = table["_time"].combine_chunks().cast(pa.int64()).to_numpy()
     seqs = table["_seq"].combine_chunks().to_numpy()
-    raw = table["_entry"]
+    raw, heads = table["_entry"], table["_headers"]
     raws = None if raw.null_count == count else raw.to_pylist()
-    heads = table["_headers"]
     headers = None if heads.null_count == count else heads.to_pylist()
     payloads = table["_payload"].combine_chunks()
+    edges = _edges(ms, seqs, raws, _most(payloads, packing))
+    joined = _joined(payloads, edges, packing)
     own = table.select([name for name in table.schema.names if name not in COLUMNS])
+
+    def alone(at: int) -> list[Any]:
+        flat = [b"v", payloads[at].as_py()]
+        for name, value in (headers[at] or ()) if headers is not None else ():
+            flat += (HEADER_PREFIX + name.encode(), value)
+        return [b"%d-%d" % (ms[at], seqs[at]), flat]
+
+    for index, (at, stop) in enumerate(pairwise(edges)):
+        first, n = (int(ms[at]), int(seqs[at])), stop - at
+        if raws is not None and raws[at] is not None:
+            if raws[at]:
+                flat = [part for each in raws[at] for part in (each["name"], each["value"])]
+                yield [b"%d-%d" % first, flat]
+        elif packing == "arrow":
+            if fields_of is None:
+                raise DecodeError("Rows of an archive are read without their type.")
+            yield _rows_entry(first, n, fields_of(own.slice(at, n).combine_chunks().to_batches()[0]))
+        elif n == 1:
+            yield alone(at)
+        else:
+            its = None if headers is None else headers[at:stop]
+            value, more = _packed(n, joined[index], packing, its)
+            if len(value) <= READ_BYTES_MAX:
+                yield _pack_entry(first, n, value, more)
+            else:
+                yield from map(alone, range(at, stop))
+
+
+def _most(payloads: pa.Array, packing: Packing) -> int:
+    """Return how many records an entry holds at most."""
+    if packing == "arrow":
+        return RUN_ROWS
+    mean = payloads.nbytes // max(1, len(payloads))
+    return min(RUN_RECORDS, RUN_BYTES // max(1, mean)) or 1 if packing else 1
+
+
+def _edges(ms: Any, seqs: Any, raws: list[Any] | None, most: int) -> list[int]:
+    """Return where the entries begin, and the end: their ids are consecutive, and some stand alone."""
+    count = len(ms)
     breaks = ((ms[1:] != ms[:-1]) | (seqs[1:] != seqs[:-1] + 1)).nonzero()[0] + 1
     edges = [0, *breaks.tolist(), count] if count else []
-    most = RUN_ROWS if packing == "arrow" else RUN_RECORDS
-    for start, end in pairwise(edges):
-        at = start
-        while at < end:
-            if raws is not None and raws[at] is not None:
-                if raws[at]:
-                    flat = [part for each in raws[at] for part in (each["name"], each["value"])]
-                    yield [b"%d-%d" % (ms[at], seqs[at]), flat]
-                at += 1
-                continue
-            stop = min(at + most, end)
-            if raws is not None:
-                stop = next((i for i in range(at, stop) if raws[i] is not None), stop)
-            if headers is not None and packing != "arrow":
-                stop = at + 1
-            first, n = (int(ms[at]), int(seqs[at])), stop - at
-            if packing == "arrow":
-                if fields_of is None:
-                    raise DecodeError("Rows of an archive are read without their type.")
-                batch = own.slice(at, n).combine_chunks().to_batches()[0]
-                yield _rows_entry(first, n, fields_of(batch))
-            elif n == 1 or not packing:
-                for index in range(at, stop):
-                    flat = [b"v", payloads[index].as_py()]
-                    for name, value in (headers[index] or ()) if headers is not None else ():
-                        flat += (HEADER_PREFIX + name.encode(), value)
-                    yield [b"%d-%d" % (ms[index], seqs[index]), flat]
-            else:
-                yield _pack_entry(first, n, payloads.slice(at, n), packing)
-            at = stop
+    if raws is not None:
+        alone = [index for index, each in enumerate(raws) if each is not None]
+        edges = sorted({*edges, *alone, *(index + 1 for index in alone)})
+    cut = [at for start, end in pairwise(edges) for at in range(start, end, most)]
+    return [*cut, count] if count else []
 
 
-def _pack_entry(first: tuple[int, int], n: int, payloads: pa.Array, packing: Packing) -> list[Any]:
-    if packing == "json":
-        joined = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, n], pa.int32()), payloads), b",")
-        value = b"[%b]" % joined[0].as_py()
-    elif packing == "binary":
-        from streamworker.records.packs import as_binary
+def _joined(payloads: pa.Array, edges: list[int], packing: Packing) -> list[Any]:
+    """Return the payloads of each entry as the inside of an array."""
+    if packing not in ("json", "msgpack") or not edges:
+        return [payloads.slice(at, stop - at) for at, stop in pairwise(edges)]
+    lists = pa.ListArray.from_arrays(pa.array(edges, pa.int32()), payloads)
+    found: list[Any] = pc.binary_join(lists, b"," if packing == "json" else b"").to_pylist()
+    return found
 
-        value = msgpack_array(n) + b"".join(as_binary(payloads.to_pylist()))
-    else:
-        value = msgpack_array(n) + b"".join(payloads.to_pylist())
+
+def _packed(n: int, inside: Any, packing: Packing, headers: list[Any] | None) -> tuple[bytes, list[bytes]]:
+    """Return the value of an entry of many records, and its further fields."""
+    if packing == "binary":
+        inside = b"".join(as_binary(inside.to_pylist()))
+    value = b"[%b]" % inside if packing == "json" else msgpack_array(n) + inside
+    if headers is None or not any(headers):
+        return value, []
+    packed = msgpack_array(n) + b"".join(b"\xc0" if not each else _encode(dict(each)) for each in headers)
+    return value + packed, [b"h", b"%d" % len(packed)]
+
+
+def _pack_entry(first: tuple[int, int], n: int, value: bytes, more: list[bytes]) -> list[Any]:
     ms, seq = first
     flat = [FIRST, b"%d-%d" % (ms, seq), b"extra", b"0", b"n", b"%d" % n, b"codec", b"none"]
-    flat += [b"size", b"%d" % len(value), b"crc", b"%d" % zlib.crc32(value), b"v", value]
+    flat += [b"size", b"%d" % len(value), b"crc", b"%d" % zlib.crc32(value), b"v", value, *more]
     return [b"%d-%d" % (ms, seq + n - 1), flat]
 
 
