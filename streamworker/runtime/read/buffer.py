@@ -199,10 +199,6 @@ class PartitionBuffer:
         else:
             self._set_alarm(self._limits)
 
-    def pass_to(self, position: EntryId) -> None:
-        """Move ``position`` over records that were erased."""
-        self.position = max(self.position, position)
-
     # -- the runner's side -----------------------------------------------------------------
 
     def use(self, entries: int) -> None:

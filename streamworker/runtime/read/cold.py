@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import anyio.to_thread
 
@@ -25,7 +24,7 @@ from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import ArchiveConflict
 from streamworker.log import get_logger
-from streamworker.records.entries import Entries
+from streamworker.records.entries import REPLAYED_FOR, Entries
 from streamworker.runtime.clock import monotonic_s
 
 OPEN_MAX = 8
@@ -40,14 +39,6 @@ class _Open(NamedTuple):
     position: EntryId
     parts: Iterator[Excerpt]
     read_s: float
-
-
-class Cold(NamedTuple):
-    """What one look into the archive brought."""
-
-    entries: Entries
-    position: EntryId
-    """Up to where the archive is read with them."""
 
 
 @dataclass(eq=False)
@@ -78,8 +69,8 @@ class ColdReader:
         """Forget the segment of a partition."""
         self._open.pop(partition, None)
 
-    async def next(self, partition: int, position: EntryId) -> Cold | None:
-        """Return the next records after a position, which may be none; None at the end of the archive.
+    async def next(self, partition: int, position: EntryId) -> Entries | None:
+        """Return the next records after a position; None at the end of the archive.
 
         Raises
         ------
@@ -104,7 +95,7 @@ class ColdReader:
             )
         if part.position < part.footer.last or len(self._open) + 1 < OPEN_MAX:
             self._keep(partition, part.position, parts)
-        return Cold(entries, part.position)
+        return entries
 
     def _keep(self, partition: int, position: EntryId, parts: Iterator[Excerpt]) -> None:
         self._open.pop(partition, None)
@@ -116,6 +107,10 @@ class ColdReader:
         part = next(parts, None)
         if part is None:
             return None
+        if not part.table.num_rows:
+            # Its last records were erased. A group passes them as it passes a record of another group.
+            gone = [REPLAYED_FOR, b"", b"v", b""]
+            return part, Entries.of([[str(part.position).encode(), gone]])
         writer = rows_writer if self._is_arrow else None
         return part, entries_in(part.table, packing_of(self.stream), writer)
 

@@ -316,10 +316,9 @@ class Reads(ABC):
         if self._buffers.get(partition) is not buffer:
             cold.close(partition)
         elif buffer.position == position:
-            buffer.put(found.entries)
-            buffer.pass_to(found.position)
+            buffer.put(found)
             self._changes.add(buffer)
-            if not cold.is_open(partition, found.position):  # It is another one's turn.
+            if not cold.is_open(partition, buffer.position):  # It is another one's turn.
                 self._cold[partition] = self._cold.pop(partition)
 
     async def sort_out(self, plan: ReadPlan, error: BackendError, pause_ms: int) -> None:
