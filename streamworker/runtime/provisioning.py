@@ -79,6 +79,8 @@ async def provision(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, 
         for table in spec.tables:
             mine[declaration("table", table.name, stream.name)] = table.schema().serialize().to_pybytes()
         await streams.store_fields(backend, declared_by(stream.app), mine)
+    if stream.archive is not None:
+        await streams.store_fields(backend, keys.meta, {"archive": stream.archive.url})
     for target in spec.targets:
         _become(target, await _declare(backend, StreamKeys(target.app, target.name), target))
     await provision_retention(backend, stream, spec.name, spec.options.retention_of_log, log, again)

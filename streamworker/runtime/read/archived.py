@@ -35,8 +35,8 @@ async def entries_after(
 
             reader, begin = ColdReader(stream), position
             while (found := await reader.next(partition, position)) is not None:
-                position = found.position
-                yield found.entries
+                position = found.id_at(len(found) - 1)
+                yield found
             if position == begin:
                 raise reader.ended(partition, position)
             continue
