@@ -71,7 +71,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         *("tests/chaos/test_soak.py::test_the_soak[half", "tests/chaos/test_soak.py::test_each"),
     ),
     "security": ("tests/security/",),
-    "simulation": ("tests/simulation/",),
+    "simulation": ("tests/archive/", "tests/simulation/"),
     "chains": ("tests/chains/", "tests/model/"),
     "machine": (
         *("tests/benchmarks/", "tests/deploy/", "tests/dev/", "tests/rebalance/", "tests/runtime/"),

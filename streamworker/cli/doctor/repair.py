@@ -17,6 +17,7 @@ from streamworker.cli.options import AppPath, AsJson, Yes, option
 from streamworker.cli.output import confirm, print_json, print_table, say
 from streamworker.cli.requests import operator
 from streamworker.cli.support import ask, give_up, group_keys
+from streamworker.core.data.archives import GROUP
 from streamworker.errors import ConfigurationError, StreamworkerError
 from streamworker.importing import resolve_app
 from streamworker.redisio.admin.health import holders
@@ -96,7 +97,7 @@ class _Wanted(NamedTuple):
                     remedy=f"It has: {', '.join(sorted(app.registry.processors))}.",
                 )
         for name in self.groups:
-            if name in app.registry.processors:
+            if name in app.registry.processors or (name == GROUP and app.registry.archivers):
                 raise ConfigurationError(
                     f"App {app.name!r} declares the processor {name!r}.",
                     remedy="Only a group that it does not declare any more can be forgotten.",
@@ -157,7 +158,7 @@ async def _plan(backend: Backend, app: App, wanted: _Wanted) -> tuple[list[Step]
     """Return the steps, and what is left alone because it may live."""
     steps, doubts = list[Step](), list[str]()
     unknown = set(wanted.readers)
-    for spec in app.registry.processors.values():
+    for spec in (*app.registry.processors.values(), *app.registry.archivers.values()):
         keys, partitions = group_keys(spec), spec.stream.placement.total
         facts = await look(backend, keys, partitions)
         steps += plan_group(facts, app.settings)
