@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from streamworker.archive.segments import encoded, footer_in, ids_above, opened
+from streamworker.archive.segments import encoded, footer_in, ids_above, opened, unreadable
 from streamworker.archive.store import Store
 from streamworker.core.data.archives import Footer, after_of, name_of, start_in
 from streamworker.core.data.entries import ZERO, EntryId
@@ -103,7 +103,14 @@ class Chain:
                 names = file.schema_arrow.names
                 its = names if columns is None else [name for name in columns if name in names]
                 reached = position
-                for rows in file.iter_batches(batch_size=batch, columns=its):
+                parts = file.iter_batches(batch_size=batch, columns=its)
+                while True:
+                    try:
+                        rows = next(parts, None)
+                    except (pa.ArrowException, OSError) as error:
+                        raise unreadable(name, error) from None
+                    if rows is None:
+                        break
                     table = pa.Table.from_batches([rows])
                     if footer.after < position:
                         table = table.filter(ids_above(table, position))

@@ -267,6 +267,7 @@ def encoded(table: pa.Table, footer: Footer) -> bytes:
         use_dictionary=[name for name in own if name not in encodings],
         column_encoding={name: how for name, how in encodings.items() if name in table.schema.names},
         write_page_index=True,
+        write_page_checksum=True,
     ) as writer:
         writer.write_table(table, row_group_size=max(1, table.num_rows))
         writer.add_key_value_metadata({PREFIX + name: value for name, value in footer.fields().items()})
@@ -280,16 +281,21 @@ def footer_in(tail: bytes, name: str) -> Footer:
         fields = {key.decode(): value.decode() for key, value in found.items()}
         return Footer.of({k.removeprefix(PREFIX): v for k, v in fields.items() if k.startswith(PREFIX)})
     except (pa.ArrowException, OSError, KeyError, ValueError, ConfigurationError) as error:
-        raise ArchiveConflict(
-            f"{name} is no segment: {' '.join(str(error).split())[:200]}",
-            remedy="Restore it from the store's versions, or remove it if another program put it there.",
-        ) from None
+        raise unreadable(name, error) from None
+
+
+def unreadable(name: str, error: Exception) -> ArchiveConflict:
+    """Return the error for an object that is no segment, or a damaged one."""
+    return ArchiveConflict(
+        f"{name} is no segment: {' '.join(str(error).split())[:200]}",
+        remedy="Restore it from the store's versions, or remove it if another program put it there.",
+    )
 
 
 def opened(body: bytes, name: str) -> tuple[pq.ParquetFile, Footer]:
     """Return a segment to read, and its footer; raise ArchiveConflict if it is none."""
     footer = footer_in(body, name)
-    return pq.ParquetFile(pa.BufferReader(body)), footer
+    return pq.ParquetFile(pa.BufferReader(body), page_checksum_verification=True), footer
 
 
 def ids_above(table: pa.Table, position: EntryId) -> pa.ChunkedArray:

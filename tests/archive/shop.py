@@ -53,9 +53,8 @@ class Shop:
         """Declare a group that tells what it sees; return its function."""
 
         async def late(order: Any, ctx: Context) -> Seen:
-            given: Any = ctx.headers
-            headers = {key: value.decode() for key, value in given.items()}
-            return Seen(order.n, ctx.partition, str(ctx.entry_id), headers)
+            (given,) = ctx.headers
+            return Seen(order.n, ctx.partition, str(ctx.entry_id), given)
 
         return self.app.processor(self.orders, name=name, **options)(late)
 

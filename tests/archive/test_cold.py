@@ -4,10 +4,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from streamworker.archive.store import FileStore
-from tests.archive.shop import Shop, all_trimmed, exact
+from streamworker.redisio.keys import GroupKeys
+from streamworker.testing import Snapshot
+from tests.archive.shop import Shop, all_trimmed, ends, exact
+from tests.helpers import wait_for_async
 
 pytestmark = pytest.mark.anyio
 
@@ -41,3 +45,87 @@ async def test_each_segment_is_fetched_once_however_many_partitions_are_read(
         await worker.until_drained()
     assert sorted(seen) == [*range(records)]
     assert set(fetched.values()) == {1}
+
+
+async def archive(raw: Any, shop: Shop, numbers: range, **options: Any) -> None:
+    """Archive some orders, and trim them to nothing."""
+    async with shop.works(**options):
+        await shop.send(numbers)
+        await all_trimmed(raw, shop.partitions)
+
+
+def reasons(now: Snapshot) -> str:
+    return " ".join(view.reason for view in now.processors["late"].partitions)
+
+
+@pytest.mark.parametrize("which", [1, 2], ids=["in the middle", "at the end"])
+async def test_a_segment_that_is_gone_stops_its_readers_and_makes_no_gap(
+    redis_url: str, tmp_path: Path, which: int
+) -> None:
+    """They say what is missing, and go on once it is back."""
+    lake, at = str(tmp_path / "lake"), tmp_path / "lake/partition=0"
+    with exact(redis_url) as raw:
+        for n in range(3):
+            await archive(raw, Shop(redis_url, lake, 1), range(100 * n, 100 * n + 100))
+        segment = sorted(at.iterdir())[which]
+        segment.rename(tmp_path / "gone")
+        shop = Shop(redis_url, lake, 1)
+        late = shop.late()
+        async with shop.works() as worker:
+            shown = await worker.until(lambda now: "archive" in reasons(now))
+            said = "the archive has no" if which == 1 else "the archive has nothing after"
+            assert f"{said}" in reasons(shown)
+            rows = await worker.rows(late)
+            assert [row["n"] for row in rows] == [*range(100 * which)]
+            (tmp_path / "gone").rename(segment)
+            await wait_for_async(ends(raw, 1, "late"), "the rest is read", 90)
+            assert [row["n"] for row in await worker.rows(late)] == [*range(300)]
+
+
+async def test_a_segment_that_is_damaged_stops_its_readers_and_ends_no_worker(
+    redis_url: str, tmp_path: Path
+) -> None:
+    lake = str(tmp_path / "lake")
+    with exact(redis_url) as raw:
+        await archive(raw, Shop(redis_url, lake, 2), range(1000))
+        (segment,) = (tmp_path / "lake/partition=0").iterdir()
+        whole = segment.read_bytes()
+        columns = pq.read_metadata(segment).row_group(0)
+        its = next(c for c in map(columns.column, range(9)) if c.path_in_schema == "_payload")
+        middle = its.data_page_offset + its.total_compressed_size // 2
+        segment.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+        shop = Shop(redis_url, lake, 2)
+        late = shop.late()
+        async with shop.works() as worker:
+            await worker.until(lambda now: segment.name in reasons(now))
+            await wait_for_async(lambda: ends_at(raw, 1), "the other partition is read")
+            segment.write_bytes(whole)
+            await wait_for_async(ends(raw, 2, "late"), "the rest is read", 90)
+            assert sorted(row["n"] for row in await worker.rows(late)) == [*range(1000)]
+
+
+def ends_at(raw: Any, partition: int) -> bool:
+    keys = GroupKeys("shop", "orders", "late")
+    end = raw.xinfo_stream(keys.events(partition))["last-generated-id"]
+    return bool(raw.hget(keys.lock(partition), "checkpoint") == end)
+
+
+@pytest.mark.parametrize("protocol", ["membership", "claim", "lease"])
+async def test_a_late_group_goes_on_from_the_archive_into_redis_in_each_protocol(
+    redis_url: str, tmp_path: Path, protocol: str
+) -> None:
+    """While more comes, is archived and trimmed; it handles each record once, and in order."""
+    lake, app = str(tmp_path / "lake"), {"coordination": protocol}
+    with exact(redis_url) as raw:
+        await archive(raw, Shop(redis_url, lake, app=app), range(2000))
+        shop = Shop(redis_url, lake, app=app)
+        late = shop.late()
+        async with shop.works() as worker:
+            for n in range(2000, 4000, 100):
+                await shop.send(range(n, n + 100))
+            await wait_for_async(ends(raw, 4, "late"), "all is read")
+            rows = await worker.rows(late)
+    assert sorted(row["n"] for row in rows) == [*range(4000)]
+    for p in range(4):
+        numbers = [row["n"] for row in rows if row["partition"] == p]
+        assert numbers == sorted(numbers)
