@@ -61,6 +61,14 @@ def _assigned(node: ast.Assign) -> Iterator[str]:
 
 MEANINGS = {
     "acked_log_full": "A commit waits until a reader has read rows of the acked log.",
+    "archive_begins_later": "The archive has no segment from a group's position on: those before were expired, and it goes on "
+    "behind them.",
+    "archive_held_up": "A segment cannot be archived now, for the error in the line; Redis keeps the records, and it is tried "
+    "again.",
+    "archive_passed": "The archive was further than its checkpoint, by another owner or a put without an answer; what Redis "
+    "has of it is the same.",
+    "archive_unknown": "Redis did not tell how far an archive is; it is asked again.",
+    "archive_unread": "The archive of a stream cannot be read; the group waits there, and it is tried again.",
     "archive_failed": "Rows of an acked log were not archived, for the reason in the line; they stay in Redis, and it is "
     "tried again.",
     "archive_went_on": "Another owner had archived these rows; the archiver goes on behind them.",
@@ -158,6 +166,7 @@ MEANINGS = {
     "scheduled_sent": "Records that were due were sent.",
     "schema_unreadable": "The schema of the rows could not be compared or stored; it is tried again.",
     "scrape_failed": "Redis did not answer the exporter, whole or for the partitions in the line; `streamworker_up` is 0.",
+    "segment_archived": "The next segment of a partition is in the store.",
     "send_not_confirmed": "Too few disks or replicas have confirmed a send; it is sent again.",
     "send_sealed": "A partition takes no more, and nothing says yet which follow it; the records wait.",
     "send_unanswered": "A send had no answer; it is sent again, and written once.",

@@ -39,6 +39,17 @@ class Selection:
     app: App
     processors: tuple[ProcessorSpec, ...]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all processors of the app."""
+        return len(self.processors) == len(self.app.registry.processors)
+
+    @property
+    def groups(self) -> tuple[ProcessorSpec, ...]:
+        """Its processors, and of a whole app those that archive its streams."""
+        archivers = self.app.registry.archivers.values() if self.is_whole else ()
+        return (*self.processors, *(each for each in archivers if each not in self.processors))
+
 
 def resolve_app(path: str) -> App:
     """Return the app that a path names; an error says which part of the path is wrong, and lists the apps."""
@@ -81,9 +92,13 @@ def resolve_table(path: str) -> Table[Any, Any]:
 def resolve_processors(path: str, names: list[str] | None = None) -> Selection:
     """Return the processors that a path selects: ``module:price``, or with ``module:app`` those of the app.
 
-    ``names`` selects some processors of an app. An error lists the processors.
+    ``module:orders.archive`` is the group that archives the stream ``orders``. ``names`` selects some
+    processors of an app. An error lists the processors.
     """
     module, found = _resolve(path, "processors")
+    if isinstance(found, ProcessorSpec):
+        app = next(app for app in _apps(module).values() if found in app.registry.archivers.values())
+        return Selection(app, (found,))
     if isinstance(found, App):
         if (chosen := found.registry.chosen(names)) or found.registry.archivers:
             return Selection(found, tuple(chosen))
@@ -132,11 +147,17 @@ def resolve_timer(path: str) -> tuple[App, ProcessorSpec, TimerSpec]:
     raise _wrong(path, found, "not a timer", module, "timers")
 
 
-def resolve_processor(path: str) -> tuple[App, ProcessorSpec]:
+def resolve_processor(path: str, *, or_archiver: bool = False) -> tuple[App, ProcessorSpec]:
     """Return an app and its processor that a path names; an app must have only one. An error lists them."""
     selection = resolve_processors(path)
     if len(selection.processors) == 1:
-        return selection.app, selection.processors[0]
+        found = selection.processors[0]
+        if found.is_archiver and not or_archiver:
+            raise ConfigurationError(
+                f"{path} archives a stream, and is no processor.",
+                remedy="Look at it with status and `archive status`; pause, resume and retry take it, too.",
+            )
+        return selection.app, found
     module = path.partition(":")[0]
     choices = ", ".join(f"{module}:{spec.name}" for spec in selection.processors)
     raise ConfigurationError(
@@ -168,7 +189,8 @@ def _resolve(path: str, kind: Kind = "") -> tuple[ModuleType, object]:
     for app in _apps(module).values():
         if (named := _named(app, kind).get(attribute)) is not None:
             # A processor is found by its name, even if its function has another name.
-            if isinstance(named, Stream | Table | TimerSpec):
+            is_archiver = named in app.registry.archivers.values()
+            if is_archiver or isinstance(named, Stream | Table | TimerSpec):
                 return module, named
             return module, Processor(app, attribute, named.function)
     file = getattr(module, "__file__", None) or "a namespace package"
@@ -241,7 +263,7 @@ def _named(app: App, kind: Kind) -> Mapping[str, Any]:
         names = Counter(timer.name for timer in timers)
         # Two processors may each have a timer of one name, which then says too little.
         return {timer.name: timer if names[timer.name] == 1 else None for timer in timers}
-    return getattr(app.registry, kind) if kind else {}
+    return getattr(app.registry, "named" if kind == "processors" else kind) if kind else {}
 
 
 def _inside(module: ModuleType, kind: Kind) -> list[str]:

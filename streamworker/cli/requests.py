@@ -45,6 +45,7 @@ def pause(
     Examples:
       streamworker pause shop:price --why "the mail server moves"
       streamworker pause shop:price --partition 3 --partition 4
+      streamworker pause shop:orders.archive --why "the bucket moves"
     """
     _order(processor, "pause", partition, why, wait)
 
@@ -77,7 +78,7 @@ def retry(
 
 
 def _order(path: str, request: Request, partitions: list[int] | None, why: str, wait: str) -> None:
-    app, spec = resolve_processor(path)
+    app, spec = resolve_processor(path, or_archiver=True)
     ask(app, _give, spec, request, partitions, why, seconds_of(wait, "--wait"), of=spec.stream)
 
 
@@ -86,7 +87,7 @@ async def _give(
 ) -> None:
     """Make a request, wait until it is obeyed, and say what was done; fail if not everything was."""
     wanted = wanted_partitions(spec.stream, among, "--partition")
-    keys, name = group_keys(spec), spec.name
+    keys, name = group_keys(spec), spec.called
     check_holds_keys(await backend.info())  # One node of a Cluster would obey for its own partitions alone.
     before = await read_locks(backend, keys, wanted)
     again = await forget_deaths(backend, keys) if request == "retry" else []

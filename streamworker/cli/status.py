@@ -1,6 +1,7 @@
 """``streamworker status``, ``lag`` and ``history``: show members, owners, lag and rebalances of a group."""
 
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from typing import Any
 
 import anyio
@@ -10,12 +11,18 @@ from streamworker.cli.output import print_json, print_table, say
 from streamworker.cli.support import LOOK_S, ask, take, take_all
 from streamworker.core.holdings import Holding, Holdings
 from streamworker.core.snapshot import GroupSnapshot
-from streamworker.core.words import checkpoint_text, ranges
+from streamworker.core.words import checkpoint_text, counted, ranges
+from streamworker.declaring.specs import StreamSpec
+from streamworker.errors import StreamworkerError
 from streamworker.importing import Selection, resolve_processors
 from streamworker.redisio.holdings import take_holdings
 from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.read.archived import oldest_archived
 from streamworker.tui import model, overview
 from streamworker.tui.figures import dropped, duration, failure, held_up, local_time, memory, state_of
+
+STORE_S = 3.0
+"""How long `status` waits for the stores of archives."""
 
 
 def status(app: GroupPath, processor: Processors = None, json: AsJson = False) -> None:
@@ -44,9 +51,9 @@ def status(app: GroupPath, processor: Processors = None, json: AsJson = False) -
 
 
 async def _status(backend: Backend, selection: Selection) -> tuple[list[model.Model], Holdings]:
-    specs = selection.processors
+    specs = selection.groups
     before = [await take(backend, spec) for spec in specs]
-    holdings, now = await holdings_of(backend, selection), before
+    holdings, now = await with_first(selection, await holdings_of(backend, selection)), before
     if len(specs) > 1:
         await anyio.sleep(LOOK_S)
         now = [await take(backend, spec) for spec in specs]
@@ -56,12 +63,37 @@ async def _status(backend: Backend, selection: Selection) -> tuple[list[model.Mo
 async def holdings_of(backend: Backend, selection: Selection) -> Holdings:
     """Return what the streams and processors of a selection hold."""
     specs = [spec.stream for spec in selection.processors]
-    if len(specs) == len(selection.app.registry.processors):
+    if selection.is_whole:
         # Of a whole app also the streams that none of its processors reads.
         specs += (stream.spec for stream in selection.app.registry.streams.values())
     streams = {spec.name: spec.placement.total for spec in specs}
     groups = [(spec.stream.name, spec.name) for spec in selection.processors]
-    return await take_holdings(backend, selection.app.name, streams, groups)
+    archives = {spec.name: spec.archive for spec in specs if spec.archive is not None}
+    return await take_holdings(backend, selection.app.name, streams, groups, archives)
+
+
+async def with_first(selection: Selection, holdings: Holdings) -> Holdings:
+    """Add when the archives of streams begin, as far as their stores tell it soon."""
+    times: dict[str, list[int]] = {}
+
+    async def ask(spec: StreamSpec, partition: int) -> None:
+        with suppress(StreamworkerError):  # `archive status` says why a store does not answer.
+            if found := await oldest_archived(spec, partition):
+                times.setdefault(spec.name, []).append(found.first.ms)
+
+    with anyio.move_on_after(STORE_S):
+        async with anyio.create_task_group() as asking:
+            for stream in selection.app.registry.streams.values():
+                if stream.spec.archive is not None:
+                    for p in stream.spec.placement.all:
+                        asking.start_soon(ask, stream.spec, p)
+    held = (
+        replace(each, archived=replace(each.archived, first_ms=min(times[each.name])))
+        if each.archived and each.name in times
+        else each
+        for each in holdings.held
+    )
+    return replace(holdings, held=tuple(held))
 
 
 def _print_holdings(holdings: Holdings, unread: set[str]) -> None:
@@ -69,7 +101,8 @@ def _print_holdings(holdings: Holdings, unread: set[str]) -> None:
     for each in holdings.held:
         if each.size or each.kind in ("stream", "acked log"):
             records = each.records if each.kind != "state" else None
-            oldest = local_time(each.oldest_ms) if each.oldest_ms else None
+            oldest_ms = (each.archived and each.archived.first_ms) or each.oldest_ms
+            oldest = local_time(oldest_ms) if oldest_ms else None
             stays = kept(each, holdings.taken_ms)
             rows.append((each.kind, each.name, records, memory(each.size), oldest, stays))
     print_table(("", "name", "records", "memory", "oldest", "kept"), rows)
@@ -79,6 +112,7 @@ def _print_holdings(holdings: Holdings, unread: set[str]) -> None:
                 f"Nobody reads the acked log of {each.name!r} ({memory(each.size)}). If nobody will, declare "
                 "the processor with forward=False; log_retention= says how long rows stay."
             )
+    say(*(archived_text(each, holdings.taken_ms) for each in holdings.held if each.archived is not None))
     say("", memory_forecast(holdings))
 
 
@@ -94,6 +128,18 @@ def kept(holding: Holding, now_ms: int) -> str:
     growth = holding.growth(now_ms)
     grows = f", about {memory(growth.most)} in {duration(round(growth.seconds * 1000))}"
     return f"{holding.retention}{grows if growth.most > 1.05 * growth.size else ''}"
+
+
+def archived_text(holding: Holding, now_ms: int) -> str:
+    """Return in words how far the archive of a stream is, and what only it has."""
+    found = holding.archived
+    assert found is not None
+    upto = f"up to {local_time(found.upto_ms)}" if found.records else "not yet"
+    waits = f", the oldest for {duration(found.waits_ms(now_ms))}" if found.waiting else ""
+    return (
+        f"{holding.name} is archived {upto}: {counted(found.only, 'record')} only there, "
+        f"{found.waiting:,} not yet archived{waits}. {found.archive.url}"
+    )
 
 
 def memory_forecast(holdings: Holdings) -> str:

@@ -163,6 +163,6 @@ def take_all(selection: Selection) -> list[GroupSnapshot]:
     """Take a snapshot of each processor's group, on a connection of its own."""
 
     async def taking(backend: Backend) -> list[GroupSnapshot]:
-        return [await take(backend, spec) for spec in selection.processors]
+        return [await take(backend, spec) for spec in selection.groups]
 
     return ask(selection.app, taking)

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from streamworker.core.data.archivelife import is_late
+from streamworker.core.data.archives import Archive
 from streamworker.core.data.retention import Retention
 
 ID_BYTES = 256
@@ -16,6 +18,36 @@ FULL_SHARE = 0.98
 """Above it the memory counts as full: what is left may be less than one entry takes."""
 
 Kind = Literal["stream", "acked log", "state", "dead letters"]
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """How far the archive of a stream is, by what Redis knows of it."""
+
+    archive: Archive
+    partitions: int
+    upto_ms: int
+    """The time of the newest archived record; 0 if there is none."""
+    records: int
+    """Records that were archived."""
+    only: int
+    """Records among them that Redis no longer has."""
+    waiting: int
+    """Records that are not archived yet."""
+    oldest_ms: int | None
+    """The time of the oldest of these; None if there is none."""
+    reasons: tuple[str, ...] = ()
+    """Why partitions stand still, or have no owner."""
+    first_ms: int | None = None
+    """The time of the first record in the archive; None if it has none, or if nobody asked the store."""
+
+    def waits_ms(self, now_ms: int) -> int:
+        """Return how long the oldest record that is not archived has waited."""
+        return 0 if self.oldest_ms is None else max(0, now_ms - self.oldest_ms)
+
+    def is_late(self, now_ms: int) -> bool:
+        """Return whether it has waited for three times the interval of the archive."""
+        return is_late(self.waits_ms(now_ms), self.archive.every_ms, self.archive.after_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +68,8 @@ class Holding:
     readers end what is kept."""
     is_read: bool = True
     """Whether a stream has a group."""
+    archived: Archived | None = None
+    """Of a stream with an archive, how far that is."""
 
     @property
     def is_endless(self) -> bool:
@@ -122,6 +156,12 @@ class Holdings:
     def ids(self) -> int:
         """The memory of ids, at most: no key counts them, and others may have keys that expire."""
         return self.expiring * ID_BYTES
+
+    @property
+    def without_archives(self) -> "Holdings":
+        """What it comes to if nothing more is archived: streams with an archive keep all then."""
+        held = (replace(each, retention="") if each.archived else each for each in self.held)
+        return replace(self, held=tuple(held))
 
     @property
     def full_in_s(self) -> float | None:

@@ -40,6 +40,11 @@ class Registry:
         return [*self.processors.values(), *self.archivers.values(), *filter(None, (self.timers,))]
 
     @property
+    def named(self) -> dict[str, ProcessorSpec]:
+        """Processors, and archivers as ``orders.archive``, by the names that commands take."""
+        return self.processors | {each.called: each for each in self.archivers.values()}
+
+    @property
     def archived(self) -> dict[str, Stream[Any] | ProcessorSpec]:
         """What has an archive, by name: streams, and processors whose acked log has one."""
         logs = {name: each for name, each in self.processors.items() if each.options.archive_of_log}
@@ -53,14 +58,15 @@ class Registry:
             self.timers = spec
 
     def chosen(self, names: Sequence[str] | None) -> list[ProcessorSpec]:
-        """Return the processors of these names, or all; raise ConfigurationError for a name of none."""
+        """Return the groups of these names, or all processors; raise ConfigurationError if one is unknown."""
+        named = self.named
         for name in names or ():
-            if name not in self.processors:
+            if name not in named:
                 raise ConfigurationError(
                     f"App {self.app!r} has no processor {name!r}.",
-                    remedy=f"Its processors: {', '.join(self.processors) or 'none'}.",
+                    remedy=f"Its processors: {', '.join(named) or 'none'}.",
                 )
-        return [self.processors[name] for name in names or self.processors]
+        return [named[name] for name in names or self.processors]
 
     def check_new(self, kind: Kind, name: str, remedy: str = "Give one of them another name.") -> None:
         """Raise ConfigurationError if the app has declared one of this name before."""

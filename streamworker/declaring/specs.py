@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
-from streamworker.core.data.archives import Archive
+from streamworker.core.data.archives import GROUP, Archive
 from streamworker.core.data.placement import Placement, canonical_key
 from streamworker.core.data.retention import Retention
 from streamworker.core.data.schedules import Missed, PlannedTimes, When
@@ -178,6 +178,16 @@ class ProcessorSpec:
     """The tables that it writes."""
     timers: "Sequence[TimerSpec]" = ()
     """The functions that each partition calls by time, between its batches."""
+
+    @property
+    def is_archiver(self) -> bool:
+        """Whether it is the group that archives its stream, and calls no function."""
+        return self.name == GROUP
+
+    @property
+    def called(self) -> str:
+        """Its name for commands: that of an archiver begins with its stream, as in ``orders.archive``."""
+        return f"{self.stream.name}.{GROUP}" if self.is_archiver else self.name
 
     @property
     def targets(self) -> tuple[StreamSpec, ...]:

@@ -3,22 +3,31 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from streamworker.core.data.entries import EntryId
-from streamworker.core.holdings import Holding, Holdings, Kind
+from streamworker.core.data.archives import Archive
+from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.holdings import Archived, Holding, Holdings, Kind
 from streamworker.errors import BackendError
 from streamworker.redisio.data import retention
 from streamworker.redisio.data.retention import Amount
-from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.group.archiving import archiver_keys
+from streamworker.redisio.keys import GroupKeys, number
 from streamworker.redisio.wire.client import Backend
-from streamworker.redisio.wire.failures import is_missing_key
+from streamworker.redisio.wire.failures import all_answered, is_missing_key
+from streamworker.redisio.wire.info import RecordCounts
+from streamworker.redisio.wire.link import Argument
 
 
 async def take_holdings(
-    backend: Backend, app: str, streams: Mapping[str, int], groups: Sequence[tuple[str, str]]
+    backend: Backend,
+    app: str,
+    streams: Mapping[str, int],
+    groups: Sequence[tuple[str, str]],
+    archives: Mapping[str, Archive] | None = None,
 ) -> Holdings:
     """Return what some streams, with their numbers of partitions, and groups hold.
 
-    ``groups`` are pairs of a stream and a processor. What the user may not ask for counts as nothing.
+    ``groups`` are pairs of a stream and a processor; ``archives`` those of streams. What the user may not ask
+    for counts as nothing.
     """
     held: list[Holding] = []
     read = {stream for stream, _ in groups}
@@ -33,6 +42,8 @@ async def take_holdings(
             firsts = await backend.pipeline([("XRANGE", key, "-", "+", "COUNT", 1) for key in events])
             times = [EntryId.parse(each[0][0]).ms for each in firsts if isinstance(each, list) and each]
             holding = replace(holding, is_read=False, oldest_ms=min(times, default=None))
+        if archive := (archives or {}).get(stream):
+            holding = replace(holding, archived=await _archived(backend, keys, partitions, archive))
         held.append(holding)
     for stream, group in groups:
         keys, count = GroupKeys(app, stream, group), range(streams[stream])
@@ -58,6 +69,33 @@ def _sum(kind: Kind, name: str, here: Sequence[Amount], kept: str) -> Holding:
         kept,
         min(oldest) if kept and oldest else None,
     )
+
+
+async def _archived(backend: Backend, keys: GroupKeys, partitions: int, archive: Archive) -> Archived:
+    """Return how far the archive of a stream is."""
+    lock = archiver_keys(keys).lock
+    asked: list[Sequence[Argument]] = []
+    for p in range(partitions):
+        asked += [("XLEN", keys.events(p)), RecordCounts.command(keys.counts(p))]
+        asked += [("HMGET", lock(p), "checkpoint", "entries", "before", "owner", "reason")]
+    replies = all_answered(await backend.pipeline(asked))
+    ends: list[EntryId] = []
+    records = only = waiting = 0
+    reasons: list[str] = []
+    for p, (length, counts, known) in enumerate(zip(*(replies[at::3] for at in range(3)), strict=True)):
+        packed, (checkpoint, *told, owner, reason) = RecordCounts.of(counts), known
+        entries, before = map(number, told)
+        total = length + packed.dropped + packed.extra if packed.dropped >= 0 else packed.present(length)
+        ends.append(EntryId.parse(checkpoint) if checkpoint else ZERO)
+        records += entries - before
+        only += max(0, min(entries, total - packed.present(length)) - before)
+        waiting += max(0, total - entries) if checkpoint else packed.present(length)
+        why = (reason or b"").decode("utf-8", "replace") or ("" if owner else "no worker archives it")
+        reasons += [f"partition {p}: {why}"] if why else []
+    firsts = [("XRANGE", keys.events(p), f"({end}", "+", "COUNT", 1) for p, end in enumerate(ends)]
+    oldest = [EntryId.parse(each[0][0]).ms for each in all_answered(await backend.pipeline(firsts)) if each]
+    its = max(end.ms for end in ends), records, only, waiting, min(oldest, default=None)
+    return Archived(archive, partitions, *its, tuple(reasons))
 
 
 async def _memory(backend: Backend) -> tuple[int, int, int]:

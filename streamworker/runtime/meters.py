@@ -99,6 +99,21 @@ METERS = {
         ("stream",),
         "Confirmed sends of this process that Redis has lost: `sends_lost` in the log.",
     ),
+    "streamworker_records_from_archive_total": Meter(
+        "counter", ("processor",), "Records that were read from the archive of the stream, not from Redis."
+    ),
+    "streamworker_archive_segments_total": Meter("counter", ("stream",), "Segments that were archived."),
+    "streamworker_archive_records_total": Meter("counter", ("stream",), "Records in them."),
+    "streamworker_archive_bytes_total": Meter("counter", ("stream",), "Bytes of them in the store."),
+    "streamworker_archive_put_seconds": Meter(
+        "histogram", ("stream",), "From the reading of a segment's records to its confirmed put.", SECONDS
+    ),
+    "streamworker_archive_puts_refused_total": Meter(
+        "counter", ("stream",), "Puts that the store refused, since it had a segment of that name."
+    ),
+    "streamworker_archive_puts_failed_total": Meter(
+        "counter", ("stream",), "Failures of store or Redis, after which archiving is tried again."
+    ),
     "streamworker_event_loop_lag_seconds": Meter(
         "gauge", (), "How late the worker's event loop ran what was due, at the last look: one a second."
     ),

@@ -50,9 +50,11 @@ class Observer:
         for sink in self.sinks:
             sink.read(name, dict(zip(METERS[name].labels, labels, strict=True)), value)
 
-    def _begin(self, by: By, *labels: str) -> None:
+    def _begin(self, by: By, *labels: str, archives: bool = False) -> None:
         """Let the counters that are told apart by one thing begin with 0: a rate needs a value before."""
         for name, meter in METERS.items():
+            if archives is not name.startswith("streamworker_archive_"):
+                continue
             if meter.kind == "counter" and meter.by == (by,):
                 self._count(name, 0, *labels)
             elif meter.events and meter.by[0] == by:
@@ -68,6 +70,8 @@ class Observer:
     def processor_runs(self, spec: ProcessorSpec) -> None:
         """A worker runs a processor."""
         app = spec.stream.app
+        if spec.is_archiver:
+            self._begin("stream", app, spec.stream.name, archives=True)
         self._begin("processor", app, spec.name)
         for timer in spec.timers:
             self._begin("timer", app, timer.name)
@@ -131,6 +135,28 @@ class Observer:
     def records_lost(self, spec: ProcessorSpec, event: str, records: int) -> None:
         """Redis has lost what it had confirmed; see ``tell_lost``."""
         self._count("streamworker_records_lost_total", records, spec.stream.app, spec.name, event)
+
+    # -- an archive --------------------------------------------------------------------------------
+
+    def archived(self, spec: StreamSpec, seconds: float, records: int, size: int) -> None:
+        """A segment of so many bytes is in the store, so long after its records were read."""
+        of = spec.app, spec.name
+        self._count("streamworker_archive_segments_total", 1, *of)
+        self._count("streamworker_archive_records_total", records, *of)
+        self._count("streamworker_archive_bytes_total", size, *of)
+        self._count("streamworker_archive_put_seconds", seconds, *of)
+
+    def put_refused(self, spec: StreamSpec) -> None:
+        """The store had a segment of that name."""
+        self._count("streamworker_archive_puts_refused_total", 1, spec.app, spec.name)
+
+    def put_failed(self, spec: StreamSpec) -> None:
+        """Nothing could be archived now, and it is tried again."""
+        self._count("streamworker_archive_puts_failed_total", 1, spec.app, spec.name)
+
+    def read_archived(self, spec: ProcessorSpec, records: int) -> None:
+        """A group has read some records from the archive of its stream."""
+        self._count("streamworker_records_from_archive_total", records, spec.stream.app, spec.name)
 
     # -- a send ------------------------------------------------------------------------------------
 

@@ -117,7 +117,7 @@ class Partitions:
             on_regressed=self._regressed,
             on_unreadable=partial(self._hinder, "reads"),
             on_back=lambda: self.spawn(self.witness.compare),
-            cold=reader_of(self.spec),
+            cold=reader_of(self.spec, self.observer),
         )
         where = self.backend, self.keys, self.spec, self.settings
         self.generations = Generations(*where, self.rng, self.log, self.runners, self.deliver)

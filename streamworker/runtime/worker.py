@@ -375,10 +375,10 @@ def _chosen(app: Application, names: Sequence[str] | None) -> list[ProcessorSpec
     chosen = app.registry.chosen(names)
     read = {spec.stream.name for spec in chosen}
     # Some processors come with the archivers of the streams that they read.
-    is_whole = not names or {*names} >= app.registry.processors.keys()
+    is_whole = not names or {*names} >= app.registry.processors.keys() > set()
     archivers = [its for its in app.registry.archivers.values() if is_whole or its.stream.name in read]
     timers = [spec for spec in app.registry.groups if not spec.stream.has_records]
-    return [*chosen, *archivers, *timers]
+    return [*chosen, *(each for each in archivers if each not in chosen), *timers]
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

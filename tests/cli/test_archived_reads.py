@@ -135,3 +135,37 @@ def test_a_reset_to_a_time_that_only_the_archive_has_counts_what_runs_again(
     assert streamworker.does("reset", "shop:count", "--to", to, "--clear-tables", "--yes")
     work_off(redis_url)
     assert counted(streamworker) == again + 5
+
+
+@pytest.mark.usefixtures("trimmed")
+def test_status_says_what_only_the_archive_has_and_from_when_on_it_is_read(streamworker: Invoke) -> None:
+    """The archiver is a group like others."""
+    told = streamworker.does("status", "shop:app")
+    assert "shop: orders -> archive" in told
+    assert f"{MANY} records only there, 5 not yet archived" in told
+    held = next(row for row in told.splitlines() if row.startswith("stream ") and " orders " in row)
+    assert str(datetime.now(UTC).year) in held, "its oldest record is in the archive"
+    groups = {each["processor"]: each["lag"] for each in streamworker.tells("lag", "shop:app")}
+    assert groups == {"count": 5, "archive": 5}
+    assert [each["processor"] for each in streamworker.tells("lag", "shop:orders.archive")] == ["archive"]
+
+
+@pytest.mark.usefixtures("trimmed")
+def test_doctor_warns_of_an_archive_for_which_nobody_works(streamworker: Invoke) -> None:
+    """After three times `every` it says for how long, why, and when memory is full."""
+    time.sleep(0.4)
+    late = next(c for c in streamworker.tells("doctor", "shop:app") if c["name"] == "archive of orders")
+    assert late["verdict"] == "warn"
+    assert "partition 0: no worker archives it" in late["found"] and "If it stays so: " in late["found"]
+
+
+@pytest.mark.usefixtures("trimmed")
+def test_an_archiver_is_paused_by_its_streams_name_and_never_reset(streamworker: Invoke) -> None:
+    """A checkpoint that is moved would trim what is not archived."""
+    assert "Paused 2 partitions of orders.archive" in streamworker.does("pause", "shop:orders.archive")
+    assert "Resumed 2 partitions" in streamworker.does("resume", "shop:orders.archive")
+    refused = streamworker("reset", "shop:orders.archive", "--to", "latest", "--yes")
+    assert refused.exit_code == ExitCode.CONFIGURATION
+    assert "is no processor" in refused.stderr
+    wrong = streamworker("pause", "shop:other.archive")
+    assert "orders.archive" in wrong.stderr

@@ -3,6 +3,7 @@
 import ast
 import time
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -13,7 +14,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from docs.logevents import PACKAGE
-from streamworker import App, DeadLetter, Retry
+from streamworker import App, Archive, DeadLetter, Retry
+from streamworker.archive.store import FileStore
+from streamworker.errors import ArchiveUnavailable
 from streamworker.metrics import measure
 from streamworker.redisio.keys import GroupKeys
 from streamworker.runtime.meters import ERRORS_MAX, METERS, OTHER
@@ -24,6 +27,8 @@ from tests.runtime.workbench import Order
 pytestmark = pytest.mark.anyio
 
 LOSSES = {"streamworker_records_lost_total", "streamworker_sends_lost_total"}
+READ = "streamworker_records_from_archive_total"
+ARCHIVED = {name for name in METERS if name.startswith("streamworker_archive_")}
 
 
 class Measured:
@@ -95,9 +100,9 @@ async def test_each_metric_of_the_table_is_provoked(redis_url: str) -> None:
                 await its.until(31, "streamworker_records_total", processor="price")
                 await its.until(1, "streamworker_timer_runs_total", timer="tick")
                 found = values(its)
-    assert set(found) == set(METERS)
+    assert set(found) == set(METERS) - ARCHIVED
     found["streamworker_event_loop_lag_seconds"] = max(lags)
-    assert {name for name in METERS if not found[name] > 0} == LOSSES
+    assert {name for name in METERS if not found[name] > 0} == LOSSES | ARCHIVED | {READ}
     assert its.value("streamworker_records_total", processor="price") == 31, (
         "none twice, though one was fenced"
     )
@@ -107,6 +112,41 @@ async def test_each_metric_of_the_table_is_provoked(redis_url: str) -> None:
     assert its.value("streamworker_sends_duplicate_total", stream="orders") == 2
     assert its.value("streamworker_sends_total", stream="orders") == 31
     assert 20 <= its.value("streamworker_sends_waited_total", stream="orders") <= 30
+
+
+async def test_what_is_archived_and_read_again_is_measured(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a store that does not answer, and a put whose answer was lost, so that its repeat is refused."""
+    its = Measured(redis_url)
+    archive = Archive(str(tmp_path), every="100 ms", after="0 seconds")
+    orders = its.app.stream("orders", Order, partitions=1, archive=archive)
+    put_new, tries = FileStore.put_new, []
+
+    def put(store: FileStore, name: str, body: bytes) -> bool:
+        tries.append(name) if name.startswith("partition=") else None
+        if len(tries) == 1:
+            raise ArchiveUnavailable("The store is away.")
+        return put_new(store, name, body) and len(tries) != 2
+
+    monkeypatch.setattr(FileStore, "put_new", put)
+    async with its.app:
+        async with its.app.worker(name="w1"):
+            await orders.send_many([Order(number) for number in range(30)])
+            await its.until(1, "streamworker_archive_puts_refused_total", stream="orders")
+            await orders.send_many([Order(number) for number in range(30)])
+            await its.until(30, "streamworker_archive_records_total", stream="orders")
+        with opened(redis_url) as redis:
+            redis.xtrim(GroupKeys("shop", "orders", "late").events(0), maxlen=0, approximate=False)
+
+        @its.app.processor(orders, batch=100)
+        async def late(batch: list[Order]) -> None: ...
+
+        async with its.app.worker(name="w1"):
+            await its.until(60, READ, processor="late")
+    found = values(its)
+    assert {name for name in {*ARCHIVED, READ} if not found[name] > 0} == set()
+    assert found[READ] == 60 and found["streamworker_archive_segments_total"] == 1
 
 
 async def test_what_redis_lost_is_counted_from_0_on_and_once(redis_url: str) -> None:

@@ -10,8 +10,10 @@ from streamworker.cli.doctor.checks import Check, Verdict, fail, ok, warn
 from streamworker.cli.doctor.repair_plan import kind_of
 from streamworker.cli.status import holdings_of, kept, memory_forecast
 from streamworker.cli.support import group_keys, placements, take
+from streamworker.core.data.archivelife import objects_a_day
+from streamworker.core.data.archives import GROUP
 from streamworker.core.data.placement import Placement
-from streamworker.core.holdings import Holdings
+from streamworker.core.holdings import Archived, Holdings
 from streamworker.core.ownership.risks import deaths_in_words, remedy_for
 from streamworker.core.ownership.tries import DEATHS_MIN
 from streamworker.core.snapshot import GroupSnapshot, PartitionView
@@ -33,7 +35,7 @@ from streamworker.redisio.keys import GroupKeys, StreamKeys, is_name, map_in
 from streamworker.redisio.scripts import OVERWRITTEN, log_ahead
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import pairs_of
-from streamworker.tui.figures import failure, held_up, local_time, memory
+from streamworker.tui.figures import duration, failure, held_up, local_time, memory
 
 READER_STILL_MS = 600_000
 """``doctor`` warns about a reader that is behind and has not moved for this long. A query commits every
@@ -233,7 +235,8 @@ def _members(snapshot: GroupSnapshot, path: str) -> Check:
     text = f"no members, lag {snapshot.lag:,}"
     if not snapshot.lag:
         return ok(name, text)
-    run = f"streamworker run {path} -p {snapshot.processor}"
+    its = f"{snapshot.stream}.{GROUP}" if snapshot.processor == GROUP else snapshot.processor
+    run = f"streamworker run {path} -p {its}"
     return warn(name, text, f"No worker runs it, so its stream is not trimmed: {run}")
 
 
@@ -375,6 +378,8 @@ def _log(snapshot: GroupSnapshot, path: str, limit: int, kept: str, log_bytes: i
 def _history(holdings: Holdings) -> Iterator[Check]:
     """Say what retention keeps of each stream and log, and when the memory is full."""
     for each in holdings.held:
+        if each.archived is not None:
+            yield _archive(each.name, each.archived, holdings)
         if each.is_endless and each.records:
             rate = each.growth(holdings.taken_ms).rate * 86_400
             yield warn(
@@ -393,6 +398,24 @@ def _history(holdings: Holdings) -> Iterator[Check]:
         yield ok("memory forecast", told)
     else:
         yield warn("memory forecast", told, "Shorten the retention, or raise maxmemory (docs: retention).")
+
+
+def _archive(name: str, archived: Archived, holdings: Holdings) -> Check:
+    """Say whether an archive goes on, and when the memory is full if it does not."""
+    now_ms, archive = holdings.taken_ms, archived.archive
+    if not archived.is_late(now_ms):
+        upto = f"up to {local_time(archived.upto_ms)}" if archived.records else "nothing yet"
+        most = objects_a_day(archived.partitions, archive.every_ms)
+        only = counted(archived.only, "record")
+        return ok(f"archive of {name}", f"{upto}, {only} only there; at most {most:,} files a day")
+    why = f"; {_some(archived.reasons, '; ')}" if archived.reasons else ""
+    full = memory_forecast(holdings.without_archives)
+    return warn(
+        f"archive of {name}",
+        f"nothing is archived for {duration(archived.waits_ms(now_ms))}{why}. If it stays so: {full}",
+        "See `streamworker archive status`, and the log of its worker: the store, its credentials and rights "
+        "(docs: archive). Redis keeps all meanwhile.",
+    )
 
 
 def _readers(snapshot: GroupSnapshot, path: str) -> Iterator[Check]:

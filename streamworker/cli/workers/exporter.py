@@ -19,6 +19,7 @@ from streamworker.cli.support import connected, placements, take
 from streamworker.cli.workers.children import two_stages
 from streamworker.cli.workers.probes import metrics_page
 from streamworker.cli.workers.serving import serve
+from streamworker.core.data.archives import GROUP
 from streamworker.core.holdings import Holdings
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.core.trends import Trend, Trends
@@ -79,6 +80,10 @@ METRICS = {
     "late; of several partitions the oldest.",
     "streamworker_memory_bytes": "Estimated memory by kind and name; for ids an upper bound, from the "
     "number of keys that expire.",
+    "streamworker_archive_waiting_records": "Records of a stream that are not archived yet.",
+    "streamworker_archive_waiting_seconds": "How long the oldest of these has waited; 0 if none waits.",
+    "streamworker_archive_late": "1 if it has waited for three times the interval of the archive.",
+    "streamworker_archive_only_records": "Records of a stream that only its archive still has.",
     "streamworker_full_seconds": "Time until the memory is full at today's rate; missing without maxmemory, "
     "or if it is too early.",
 }
@@ -155,8 +160,9 @@ def samples_of(snapshot: GroupSnapshot) -> Iterator[Sample]:
 
 def _of_trend(snapshot: GroupSnapshot, trend: Trend) -> Iterator[Sample]:
     group = _labels(snapshot)
-    yield "streamworker_oldest_uncommitted_seconds", group, trend.oldest_ms / 1000
-    yield "streamworker_desired_workers", group, trend.desired
+    if snapshot.processor != GROUP:  # An archiver waits for its interval, and wants no worker for that.
+        yield "streamworker_oldest_uncommitted_seconds", group, trend.oldest_ms / 1000
+        yield "streamworker_desired_workers", group, trend.desired
     for reader, ms in trend.readers_ms.items():
         yield "streamworker_reader_lag_seconds", {**group, "reader": reader}, ms / 1000
     for cause, count in trend.rebalances.items():
@@ -177,6 +183,12 @@ def _of_holdings(app: str, groups: Iterable[GroupSnapshot], holdings: Holdings) 
     for each in holdings.held:
         its = {"app": app, "kind": each.kind.replace(" ", "_"), "name": each.name}
         yield "streamworker_memory_bytes", its, each.size
+        if (archived := each.archived) is not None:
+            of, now_ms = {"app": app, "stream": each.name}, holdings.taken_ms
+            yield "streamworker_archive_waiting_records", of, archived.waiting
+            yield "streamworker_archive_waiting_seconds", of, archived.waits_ms(now_ms) / 1000
+            yield "streamworker_archive_late", of, int(archived.is_late(now_ms))
+            yield "streamworker_archive_only_records", of, archived.only
     for table in (table for snapshot in groups for table in snapshot.tables):
         yield "streamworker_memory_bytes", {"app": app, "kind": "table", "name": table.name}, table.bytes or 0
     yield "streamworker_memory_bytes", {"app": app, "kind": "ids", "name": ""}, holdings.ids
@@ -191,9 +203,8 @@ class Groups:
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
         registry = selection.app.registry
-        is_whole = len(selection.processors) == len(registry.processors)
         # A whole app also has a group for its own timers.
-        self._specs = registry.groups if is_whole else [*selection.processors]
+        self._specs = registry.groups if selection.is_whole else [*selection.processors]
         self._trends = [Trends() for _ in self._specs]
 
     def collect(self) -> "Iterator[Metric]":

@@ -87,7 +87,7 @@ def run(
     selection = resolve_processors(app, processor)
     code = run_worker(
         selection.app,
-        processors=[spec.name for spec in selection.processors],
+        processors=[spec.called for spec in selection.processors],
         name=name,
         static_id=static_id,
         health=_serve(selection.app, metrics_port, health_port),

@@ -55,7 +55,7 @@ async def oldest_archived(stream: StreamSpec, partition: int) -> Footer | None:
         segments = chain.segments()
         return chain.footer(segments[0].after) if segments else None
 
-    return await anyio.to_thread.run_sync(read)
+    return await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
 
 
 async def archived_up_to(stream: StreamSpec, partition: int, position: EntryId) -> int:

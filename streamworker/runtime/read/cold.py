@@ -10,7 +10,7 @@ many cold partitions some have one at a time, and the others wait for a place.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -47,6 +47,8 @@ class ColdReader:
     """The archive of one stream, as the fetcher of a group reads it."""
 
     stream: StreamSpec
+    on_read: Callable[[int], None] | None = None
+    """It is told how many records each look has brought."""
 
     def __post_init__(self) -> None:
         assert self.stream.archive is not None
@@ -89,6 +91,8 @@ class ColdReader:
         if found is None:
             return None
         part, entries = found
+        if self.on_read is not None:
+            self.on_read(len(entries))
         if (begins := part.footer.after) > position > ZERO:
             # The records between were expired before this group had read them.
             log.warning(

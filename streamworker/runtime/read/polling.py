@@ -8,6 +8,7 @@ or has room again is read at once. See docs/decisions/0025.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -20,6 +21,7 @@ from streamworker.records.entries import Entries
 from streamworker.redisio.data import streams
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.clock import monotonic_s
+from streamworker.runtime.observing import Observer
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.read.fetcher import Fetcher, Reads, log
 from streamworker.runtime.signals import Signal
@@ -59,13 +61,13 @@ def fetcher_for(backend: Backend) -> type[Reads]:
     return Fetcher if backend.server.has_all_keys else PollingFetcher
 
 
-def reader_of(spec: ProcessorSpec) -> "ColdReader | None":
+def reader_of(spec: ProcessorSpec, observer: Observer | None = None) -> "ColdReader | None":
     """Return what reads the archive of a group's stream, if it has one and the group does not write it."""
     if spec.stream.archive is None or spec.mode is FunctionMode.ARCHIVE:
         return None
     from streamworker.runtime.read.cold import ColdReader  # Others load neither it nor obstore.
 
-    return ColdReader(spec.stream)
+    return ColdReader(spec.stream, None if observer is None else partial(observer.read_archived, spec))
 
 
 class PollingFetcher(Reads):

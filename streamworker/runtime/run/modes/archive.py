@@ -77,6 +77,8 @@ class ArchiveMode(Mode):
             except (ArchiveError, BackendError) as error:
                 self._chain = None
                 wait_ms = pauses.next_ms()
+                if self.observer is not None:
+                    self.observer.put_failed(self.spec.stream)
                 self.log.warning("archive_held_up", error=describe_error(error), retry_in_ms=wait_ms)
                 self.activity.retries(describe_error(error), pauses.failures, wait_ms)
                 await self.intake.pause(wait_ms)
@@ -181,8 +183,12 @@ class ArchiveMode(Mode):
         )
         stored = await _in_thread(chain.put, table, footer)
         if not stored:
+            if self.observer is not None:
+                self.observer.put_refused(self.spec.stream)
             self._chain = None  # Somebody has made this link, perhaps an earlier try of this owner.
             return True
+        if self.observer is not None:
+            self.observer.archived(self.spec.stream, monotonic_s() - began_s, records, stored)
         await self._commit(last, records)
         self.log.info(
             "segment_archived",
