@@ -11,6 +11,7 @@ from streamworker.app import App
 from streamworker.cli.options import AppPath, AsJson, option
 from streamworker.cli.output import print_json, say
 from streamworker.cli.support import LOOK_S, ask, group_keys, take
+from streamworker.core.data.archives import GROUP
 from streamworker.core.data.graph import cycles
 from streamworker.core.snapshot import GroupSnapshot, TableView
 from streamworker.core.words import counted
@@ -131,7 +132,7 @@ def edges_of(app: App, before: Look, after: Look) -> list[Edge]:
         for stream in sorted({target.name for target in spec.targets} | sent.keys()):
             sends = model.rate(sent_then[stream], sent[stream], took_s)
             edges.append(Edge(name, stream, "sends", sends, group.outbox))
-        for each in group.readers:
+        for each in (its for its in group.readers if its.name != GROUP):
             age_ms, failed = max(0, group.taken_ms - each.updated_ms), failure(each, group.taken_ms)
             to = _table_of(app.registry.pipelines.get(each.name))
             edges.append(Edge(name, _node(each.name), "spark", per_s, each.lag_rows, age_ms, to, failed))

@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+import urllib.request
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from moto.server import ThreadedMotoServer
 
 from streamworker.archive.logs import Commit, commits_in, row_at, table_of
 from streamworker.core.data.archives import IDENTITY
@@ -35,6 +38,21 @@ def desk(log: AckedLog, tmp_path: Path) -> Archivers:
 def due() -> None:
     """Wait until what was committed is older than ``every``."""
     time.sleep(0.11)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of an empty place in an S3 of moto, which the environment names to the store."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    named = {"ENDPOINT_URL": f"http://{host}:{port}", "ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret"}
+    for name, value in {**named, "REGION": "us-east-1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    name = f"lake-{uuid.uuid4().hex}"
+    urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/{name}", method="PUT")).close()
+    yield f"s3://{name}/price"
+    server.stop()
 
 
 class Killed(BaseException):
@@ -163,6 +181,42 @@ def test_owners_that_archive_at_the_same_time_make_one_chain(log: AckedLog, desk
         assert [each._failing for each in archivers] == [{}] * 4
     assert desk.numbers(0) == log.numbers(0)
     assert desk.numbers(1) == log.numbers(1)
+
+
+def test_owners_lost_answers_and_kills_make_one_chain_in_s3(
+    log: AckedLog, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Archivers(log, bucket)
+    archivers = [desk.new() for _ in range(3)]
+    put, lost = logs._put, [0]
+
+    def may_lose(*args: Any) -> int:
+        size = put(*args)
+        lost[0] += 1
+        if lost[0] % 3 == 0:
+            raise ArchiveUnavailable("The answer was lost.")
+        return size
+
+    async def all_at_once() -> None:
+        await asyncio.gather(*(each.archive_once({0: None, 1: None}) for each in archivers))
+
+    monkeypatch.setattr(logs, "_put", may_lose)
+    for count in (3, 5, 1, 7, 2, 2):
+        log.fill(0, [count, 2])
+        log.fill(1, [count])
+        due()
+        desk.run(all_at_once())
+        for each in archivers:
+            each._pauses.clear()
+        archivers[count % 3] = desk.new()  # One is killed, and another worker comes.
+    monkeypatch.setattr(logs, "_put", put)
+    due()
+    assert [desk.all(each) for each in archivers] == [""] * 3
+    assert lost[0] > 3
+    for p in (0, 1):
+        rows = [row for each in desk.commits(p) for row in each.rows.to_pylist()]
+        assert rows == log.written[p]
+        assert desk.position.rows[p] == len(rows)
 
 
 def test_rows_that_were_trimmed_before_are_archived_from_the_first_that_is_left(

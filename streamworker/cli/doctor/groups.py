@@ -429,6 +429,8 @@ def _readers(snapshot: GroupSnapshot, path: str) -> Iterator[Check]:
         )
         if failed := failure(reader, snapshot.taken_ms):
             remedy = "Look at the log of `streamworker spark`; start it again if it has ended."
+            if reader.name == GROUP:
+                remedy = "Its rows stay in Redis. The workers' log has archive_failed (docs: archive)."
             yield fail(name, f"{text}; {failed}", remedy)
         elif not reader.updated_ms:
             yield warn(name, "its position cannot be read, so the log is not trimmed", remedy)
