@@ -2,11 +2,15 @@
 
 import json
 import os
+import socket
+import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import anyio
 import pytest
@@ -18,7 +22,8 @@ from streamworker.importing import resolve_app
 from streamworker.testing import local_worker
 from tests.chaos.forked import Forge
 from tests.cli.terminal import Terminal
-from tests.helpers import logging_set_back
+from tests.helpers import logging_set_back, wait_for
+from tests.stage.server import free_ports
 
 SHOP = """
 import msgspec
@@ -164,3 +169,32 @@ def files_with(secret: str, folder: Path) -> list[Path]:
     """Return the files of a folder that hold a secret."""
     paths = [path for path in folder.rglob("*") if path.is_file()]
     return [path for path in paths if secret.encode() in path.read_bytes()]
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """Where an S3 listens, in a process of its own: deltalake lets no other thread run while it waits."""
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        wait_for(lambda: is_open(port), "it listens")
+        yield f"http://127.0.0.1:{port}"
+        server.kill()
+
+
+def is_open(port: int) -> bool:
+    """Whether somebody of this machine listens on a port."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture
+def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a folder in an S3 bucket of this process."""
+    name = f"b{uuid.uuid4().hex}"
+    its = {"ENDPOINT_URL": s3_server, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "REGION": "us-east-1"}
+    for variable, value in its.items():
+        monkeypatch.setenv(f"AWS_{variable}", value)
+    with urlopen(Request(f"{s3_server}/{name}", method="PUT")):
+        pass
+    return f"s3://{name}/orders"

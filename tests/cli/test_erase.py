@@ -4,14 +4,11 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 import anyio
 import pytest
-from moto.server import ThreadedMotoServer
 
 from streamworker.archive.erasing import Erased, Finder, erase
 from streamworker.archive.store import Store, store_at
@@ -71,30 +68,15 @@ HOUR_MS = 3_600_000
 KEYS = GroupKeys("shop", "orders", GROUP)
 
 
-@pytest.fixture(scope="module")
-def s3_server() -> Iterator[str]:
-    """Where an S3 of this process listens."""
-    server = ThreadedMotoServer(port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
 @pytest.fixture(params=["files", "memory", "s3"])
-def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Where the archive is."""
     if request.param == "files":
         return str(tmp_path / "lake")
     if request.param == "memory":
         return f"memory://{uuid.uuid4().hex}"
-    endpoint, bucket = request.getfixturevalue("s3_server"), f"b{uuid.uuid4().hex}"
-    its = {"ENDPOINT_URL": endpoint, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "REGION": "us-east-1"}
-    for name, value in its.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    with urlopen(Request(f"{endpoint}/{bucket}", method="PUT")):
-        pass
-    return f"s3://{bucket}/orders"
+    found: str = request.getfixturevalue("bucket")
+    return found
 
 
 @pytest.fixture

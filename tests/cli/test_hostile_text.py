@@ -144,6 +144,7 @@ LOOKS = {
     "retry": [["shop:price", "--why", "HOSTILE", *SOON]],
     "timers run-now": [["shop:flush", *SOON]],
     "dead put": [["shop:audit", "RECORD", "--why", "HOSTILE", "--yes", *SOON]],
+    "archive publish": [["shop:orders", "--delta"]],
     "archive adopt": [["shop:orders", "--yes"]],
     "reset": [["shop:price", "--to", "earliest", "--yes"]],
     "dead replay": [["shop:price", "LETTER"]],
@@ -153,7 +154,7 @@ LOOKS = {
 
 SHOWS_NONE = {
     *("send", "acl", "dead replay", "dead drop", "size"),
-    *("table list", "later cancel", "wait", "health", "archive expire"),
+    *("table list", "later cancel", "wait", "health", "archive expire", "archive publish"),
 }
 SHOWS_IT = LOOKS.keys() - SHOWS_NONE
 """Commands in whose output the text must be found: else the walk would show nothing."""

@@ -16,7 +16,7 @@ from streamworker.cli.output import confirm, print_json, say
 from streamworker.cli.support import ask, halves_told
 from streamworker.core.units import duration_ms, duration_text
 from streamworker.core.words import counted
-from streamworker.errors import ConfigurationError
+from streamworker.errors import ConfigurationError, StreamworkerError
 from streamworker.redisio.wire.client import Backend
 from streamworker.tui.figures import local_time, memory
 
@@ -164,3 +164,47 @@ async def _expire(backend: Backend, place: Place, keep_ms: int, dry_run: bool, g
 
     for partition in place.stream.placement.all:
         await anyio.to_thread.run_sync(go, partition)
+
+
+@app.command()
+def publish(
+    path: ArchivePath,
+    delta: Annotated[bool, option("--delta", "As a Delta table; there is no other kind.")] = False,
+) -> None:
+    """Make the files of an archive a Delta table, or bring one up to date.
+
+    The table is in the archive's own folder and refers to the segments: no record is copied. Run it
+    as often as you like, from one place or several: each segment is added once.
+
+    \b
+    Examples:
+      streamworker archive publish shop:orders --delta
+    """
+    if not delta:
+        raise typer.BadParameter("Say as what: --delta.", param_hint="--delta")
+    of, place = place_of(path)
+    done = ask(of, _published, place, of=place.stream)
+    if not any(done):
+        say(f"The Delta table in {place.archive.url} has all segments.")
+        return
+    more = ""
+    if done.replaced:
+        more += f" {counted(done.replaced, 'segment')} had records erased."
+    if done.removed:
+        more += f" {counted(done.removed, 'segment')} had expired."
+    added = f"{counted(done.added, 'segment')} with {counted(done.records, place.unit)}"
+    say(f"Added {added} to the Delta table in {place.archive.url}.{more}")
+
+
+async def _published(backend: Backend, place: Place) -> Any:
+    from streamworker.archive.identity import read_identity
+    from streamworker.archive.publishing import publish as published
+
+    identity = await anyio.to_thread.run_sync(read_identity, place.store)
+    if identity is None:
+        raise StreamworkerError(
+            f"{place.archive.url} has no archive yet.", remedy="A worker makes it, once a segment is due."
+        )
+    chains = [place.chain(partition) for partition in place.stream.placement.all]
+    given = chains, place.archive.url, identity.id, await backend.time_ms()
+    return await anyio.to_thread.run_sync(published, *given)
