@@ -35,19 +35,12 @@ class Seen(msgspec.Struct):
 class Shop:
     """One declaration of the app, as of one release of its code."""
 
-    def __init__(
-        self, url: str, lake: str, partitions: int = 4, *, archive: Any = None, app: Any = None, **stream: Any
-    ) -> None:
+    def __init__(self, url: str, lake: str, partitions: int = 4, *, name: str = "shop", **more: Any) -> None:
         self.url, self.partitions = url, partitions
-        self.app = App("shop", redis_url=url, trim_interval_ms=50, **(app or {}))
-        self.orders = self.app.stream(
-            "orders",
-            stream.pop("record", Order),
-            key="customer",
-            partitions=partitions,
-            archive=Archive(lake, **{**QUICK, **(archive or {})}),
-            **stream,
-        )
+        self.app = App(name, redis_url=url, trim_interval_ms=50, **more.pop("app", {}))
+        stream = {"key": "customer", "partitions": partitions, **more}
+        archive = Archive(lake, **{**QUICK, **stream.pop("archive", {})})
+        self.orders = self.app.stream("orders", stream.pop("record", Order), archive=archive, **stream)
 
     def late(self, name: str = "late", **options: Any) -> Any:
         """Declare a group that tells what it sees; return its function."""
