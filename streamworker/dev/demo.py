@@ -30,6 +30,7 @@ from streamworker.dev.children import Child
 from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.dev.demo_report import Reporter
 from streamworker.dev.flights import as_records, load_flights
+from streamworker.dev.lake import counted, read_flights
 from streamworker.dev.parquet import count_rows, read_table
 from streamworker.dev.server import EmbeddedServer, free_port
 from streamworker.dev.timeline import Timeline
@@ -89,6 +90,7 @@ def run_demo(
     cluster: bool = False,
     web: bool = False,
     grow: bool = False,
+    archive: bool = False,
 ) -> int:
     """Run the demo; takes about 40 seconds on two cores.
 
@@ -96,7 +98,8 @@ def run_demo(
     stderr. ``keep`` leaves server, workers and Spark running after the checks, until Ctrl-C. ``directory``
     takes tables and logs; by default it is temporary, and removed after a success. ``flights`` sent in
     ``send_s`` seconds make a shorter run. ``web`` serves the web view beside it. With ``grow`` the stream
-    gets more partitions meanwhile.
+    gets more partitions meanwhile. With ``archive`` the flights are archived in a folder of files, which is
+    compared, too, and stays.
 
     The code is 0 if the tables are exactly right and every rebalance happened, 1 if not, and 130 if Ctrl-C
     interrupted the demo. A ConfigurationError says that this machine lacks the server or the data set.
@@ -107,7 +110,8 @@ def run_demo(
     code = 1
     try:
         with EmbeddedCluster() if cluster else EmbeddedServer() as server:
-            demo = _Demo(server, reporter, where, keep=keep, limit=flights, send_s=send_s, web=web, grow=grow)
+            shown = keep, flights, send_s, web, grow, archive
+            demo = _Demo(server, reporter, where, *shown)
             try:
                 code = 0 if asyncio.run(demo.run()) else 1
             finally:
@@ -117,7 +121,7 @@ def run_demo(
     except (KeyboardInterrupt, asyncio.CancelledError):
         code = 130
     finally:
-        if directory is None and code != 1:
+        if directory is None and code != 1 and not (archive and code == 0):
             shutil.rmtree(where, ignore_errors=True)
         else:
             reporter.say(f"Tables and logs are in {where}")
@@ -140,6 +144,7 @@ class _Demo:
     send_s: float
     web: bool
     grow: bool
+    archive: bool
     app: Any = field(init=False)
     backend: Backend = field(init=False)
     timeline: Timeline = field(init=False)
@@ -181,12 +186,15 @@ class _Demo:
             sent=self.sent,
             legs=read_table(self.where / "every_leg"),
             delays=read_table(self.where / "delays"),
+            archived=read_flights(self.where / "flights", flights.schema) if self.archive else None,
             rebalances=rebalances,
             after_ms=self._after_ms(rebalances),
             placement=self._placement,
             seconds=self._now_s(),
         )
         self.reporter.verdict(verdict, self.timeline)
+        if self.archive:
+            self.reporter.say(f"The archive, read without streamworker:\n  {counted(self.where / 'flights')}")
         if self.keep:
             await self._wait_for_ctrl_c()
         return verdict.holds and stopped_well
@@ -218,6 +226,9 @@ class _Demo:
             await self._until("Spark had appended all legs", lambda: self.in_spark >= total)
             await self._until("Spark had summed up all legs", lambda: self._summed() >= total)
             self._say("Spark has read all of them")
+            while self.archive and (await self._look("archive")).lag:
+                self._check("all flights were archived")
+                await asyncio.sleep(SAMPLE_S)
         finally:
             for task in self.tasks:
                 task.cancel()
@@ -295,10 +306,10 @@ class _Demo:
             self.in_spark = await asyncio.to_thread(count_rows, table)
             await asyncio.sleep(COUNT_S)
 
-    async def _look(self) -> GroupSnapshot:
+    async def _look(self, group: str = "legs") -> GroupSnapshot:
         while True:
             try:
-                return await take_snapshot(self.backend, self.app.name, "flights", "legs")
+                return await take_snapshot(self.backend, self.app.name, "flights", group)
             except BackendUnavailable:
                 # On a busy machine the server may answer too late.
                 await asyncio.sleep(SAMPLE_S)
@@ -352,6 +363,7 @@ class _Demo:
         return {
             "STREAMWORKER_REDIS_URL": self.server.url,
             "STREAMWORKER_DEMO_DIR": str(self.where),
+            "STREAMWORKER_DEMO_ARCHIVE": "1" if self.archive else "",
             "PYTHONUNBUFFERED": "1",
         }
 

@@ -5,7 +5,8 @@ It can be run like any other app::
     streamworker run streamworker.dev.demo_app:app
     streamworker spark streamworker.dev.demo_app:app
 
-``STREAMWORKER_REDIS_URL`` is the URL of Redis, ``STREAMWORKER_DEMO_DIR`` the directory of the tables.
+``STREAMWORKER_REDIS_URL`` is the URL of Redis, ``STREAMWORKER_DEMO_DIR`` the directory of the tables. With
+``STREAMWORKER_DEMO_ARCHIVE`` the flights are archived there, in ``flights``.
 """
 
 import os
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from streamworker import App, Context
+from streamworker import App, Archive, Context
 from streamworker.dev.flights import Flight
 
 if TYPE_CHECKING:
@@ -35,7 +36,10 @@ class Leg(Flight, frozen=True):
 
 app = App("demo")
 
-flights = app.stream("flights", Flight, key="tailnum", partitions=PARTITIONS)
+archive = None
+if os.environ.get("STREAMWORKER_DEMO_ARCHIVE"):
+    archive = Archive(str(TABLES / "flights"), every="2 seconds", after="0 seconds")
+flights = app.stream("flights", Flight, key="tailnum", partitions=PARTITIONS, archive=archive)
 
 
 @app.processor(flights, batch=500, within=0.2)

@@ -117,6 +117,10 @@ def _figures(verdict: Verdict) -> Table:
         ("delays of each carrier and day", "equal" if verdict.aggregate_equal else "different", "equal"),
         ("rebalances that did not happen", verdict.missing_rebalances.total(), 0),
     ]
+    if verdict.archived is not None:
+        equal = "equal" if verdict.archive_equal else "different"
+        rows.append(("records in the archive", verdict.archived, verdict.expected))
+        rows.append(("flights in the archive", equal, "equal"))
     for what, found, needed in rows:
         good = found == needed
         cells = (f"{cell:,}" if isinstance(cell, int) else cell for cell in (found, needed))

@@ -39,6 +39,10 @@ class Verdict:
     """By generation: the time from the start, SIGKILL or SIGTERM of the worker until all moved partitions
     ran again. It includes the start of a process, or the detection of a death."""
     seconds: float
+    archived: int | None = None
+    """Records in the archive; None if there is none."""
+    archive_equal: bool = True
+    """Whether these are the flights, each once."""
 
     @property
     def missing_rebalances(self) -> Counter[str]:
@@ -52,13 +56,22 @@ class Verdict:
             self.sent == self.expected == self.spark_rows
             and (self.lost, self.duplicates, self.out_of_order) == (0, 0, 0)
             and self.aggregate_equal
+            and self.archive_equal
             and not self.missing_rebalances
             and all(one.ms is not None or one.superseded for one in self.rebalances)
         )
 
     def as_json(self) -> dict[str, object]:
         """Return the figures as ``--json`` prints them."""
-        names = ("sent", "spark_rows", "lost", "duplicates", "out_of_order", "aggregate_equal")
+        names: tuple[str, ...] = (
+            "sent",
+            "spark_rows",
+            "lost",
+            "duplicates",
+            "out_of_order",
+            "aggregate_equal",
+        )
+        names += ("archived", "archive_equal") if self.archived is not None else ()
         of_rebalance = ("cause", "member", "generation", "moved", "ms")
         return {
             **{name: getattr(self, name) for name in names},
@@ -81,10 +94,12 @@ def judge(
     after_ms: Mapping[int, int],
     placement: Placement,
     seconds: float,
+    archived: pa.Table | None = None,
 ) -> Verdict:
     """Compare Spark's tables, ``legs`` and ``delays``, with the data set in the order of sending.
 
-    ``sent`` counts the records whose sends Redis confirmed; the rows of the tables may have any order.
+    ``sent`` counts the records whose sends Redis confirmed; the rows of the tables, and the records that are
+    ``archived``, may have any order.
     """
     legs = _typed(legs, flights.schema)
     ranked = flights.append_column("rank", pa.array(range(flights.num_rows), pa.int64()))
@@ -102,6 +117,8 @@ def judge(
         rebalances=tuple(rebalances),
         after_ms=after_ms,
         seconds=seconds,
+        archived=None if archived is None else archived.num_rows,
+        archive_equal=archived is None or _same_flights(archived, flights),
     )
 
 
@@ -151,6 +168,13 @@ def _out_of_order(matched: pa.Table, placement: Placement) -> int:
         else:
             latest[tailnum] = (partition, rank)
     return wrong
+
+
+def _same_flights(mine: pa.Table, flights: pa.Table) -> bool:
+    """Return whether a table holds these flights, each once, in any order."""
+    by_key = [(name, "ascending") for name in KEY]
+    ordered = mine.select(flights.column_names).cast(flights.schema).sort_by(by_key)
+    return bool(ordered.combine_chunks().equals(flights.sort_by(by_key).combine_chunks()))
 
 
 def _same_rows(mine: pa.Table, theirs: pa.Table) -> bool:

@@ -25,8 +25,8 @@ FLIGHTS = 40_000
 def start_demo(
     directory: Path, *, send_s: float, errors: Path, cluster: bool = False, grow: bool = False
 ) -> "subprocess.Popen[str]":
-    """Start a demo of the first flights of the year."""
-    size = f"flights={FLIGHTS}, send_s={send_s}, cluster={cluster}, grow={grow}"
+    """Start a demo of the first flights of the year; of a stream that grows it archives them, too."""
+    size = f"flights={FLIGHTS}, send_s={send_s}, cluster={cluster}, grow={grow}, archive={grow}"
     arguments = f"json_output=True, directory={str(directory)!r}, {size}"
     source = f"import sys; from streamworker.dev.demo import run_demo; sys.exit(run_demo({arguments}))"
     with errors.open("w") as log:
@@ -38,7 +38,7 @@ def start_demo(
     ("cluster", "grow"),
     [
         pytest.param(False, False, id="server"),
-        pytest.param(False, True, id="grown"),
+        pytest.param(False, True, id="grown and archived"),
         pytest.param(True, True, id="cluster", marks=pytest.mark.soak),
     ],
 )
@@ -62,6 +62,7 @@ def test_every_flight_becomes_one_row_while_workers_join_die_and_leave(
     assert found["aggregate_equal"] is True
     assert (causes.count("join"), causes.count("death"), causes.count("leave")) == (3, 1, 1)
     assert ("partitions" in causes) == grow
+    assert (found.get("archived"), found.get("archive_equal")) == ((FLIGHTS, True) if grow else (None, None))
     assert all(one["ms"] is not None for one in found["rebalances"])
 
 

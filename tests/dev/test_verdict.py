@@ -51,7 +51,9 @@ def hash_of(tailnum: str | None) -> int:
     return sum(map(ord, tailnum or "none"))
 
 
-def judged(flights: pa.Table, legs: pa.Table, delays: pa.Table | None = None) -> Verdict:
+def judged(
+    flights: pa.Table, legs: pa.Table, delays: pa.Table | None = None, archived: pa.Table | None = None
+) -> Verdict:
     """Judge with everything else as it should be."""
     return judge(
         flights=flights,
@@ -62,6 +64,7 @@ def judged(flights: pa.Table, legs: pa.Table, delays: pa.Table | None = None) ->
         after_ms={3: 2_300},
         placement=MAP,
         seconds=1.0,
+        archived=archived,
     )
 
 
@@ -106,6 +109,17 @@ def test_tables_that_are_right_hold(flights: pa.Table, legs: pa.Table) -> None:
         "rebalances": [],
         "seconds": 1.0,
     }
+
+
+def test_an_archive_has_each_flight_once(flights: pa.Table, legs: pa.Table) -> None:
+    """In any order; one that it lacks, has twice or has with another value does not hold."""
+    backwards = flights.take(list(range(flights.num_rows - 1, -1, -1)))
+    other = changed(flights, "dest", 0, "XXX")
+    twice = pa.concat_tables([flights.slice(1), flights.slice(1, 1)])
+    archives = {"right": backwards, "lacks": flights.slice(1), "twice": twice, "other": other}
+    held = {name: judged(flights, legs, archived=each).holds for name, each in archives.items()}
+    assert held == {"right": True, "lacks": False, "twice": False, "other": False}
+    assert judged(flights, legs, archived=backwards).as_json()["archived"] == 2_000
 
 
 def with_value(column: str, value: object) -> Change:

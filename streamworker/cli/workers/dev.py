@@ -189,6 +189,9 @@ def demo(
     ] = False,
     web: Annotated[bool, option("--web", "Serve the web view as well, and print its address.")] = False,
     grow: Annotated[bool, option("--grow", "Give the stream more partitions while flights flow.")] = False,
+    archive: Annotated[
+        bool, option("--archive", "Archive the flights in a folder, and read them there by DuckDB.")
+    ] = False,
 ) -> None:
     """Run the whole system on real data, and check it.
 
@@ -201,7 +204,10 @@ def demo(
       streamworker demo
       streamworker demo --cluster
       streamworker demo --grow
+      streamworker demo --archive
     """
     from streamworker.dev.demo import run_demo
 
-    raise typer.Exit(run_demo(json_output=json, keep=keep, cluster=cluster, web=web, grow=grow))
+    raise typer.Exit(
+        run_demo(json_output=json, keep=keep, cluster=cluster, web=web, grow=grow, archive=archive)
+    )
