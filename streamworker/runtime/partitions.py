@@ -132,8 +132,9 @@ class Partitions:
         reads = (self.fetcher.run, due) if stream.has_records else ()
         adopts = (self._adopt,) if stream.source else ()
         grows = (self.generations.follow, self.generations.finish)
-        its = self.backend, self.keys, self.spec, self.rng, self.log, self.running, self.generations.unowned
-        archives = (partial(archive_log, *its),) if self.spec.options.archive_of_log else ()
+        its = self.backend, self.keys, self.spec, self.settings, self.rng, self.log
+        archive = partial(archive_log, *its, self.running, self.generations.unowned)
+        archives = (archive,) if self.spec.options.archive_of_log else ()
         return *reads, self._committer.run, self._maintain, *grows, *forwards, *adopts, *archives
 
     async def _adopt(self) -> None:

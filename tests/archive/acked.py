@@ -25,7 +25,8 @@ T = TypeVar("T")
 class Archivers:
     """Archivers of one acked log, as several workers have them."""
 
-    def __init__(self, log: AckedLog, url: str, **options: Any) -> None:
+    def __init__(self, log: AckedLog, url: str, *, entries_max: int = 1_000, **options: Any) -> None:
+        self.entries_max = entries_max
         given: dict[str, Any] = {"every": "100ms", "after": "0 seconds", **options}
         self.log = log
         self.archive = Archive(url, **given)
@@ -35,7 +36,8 @@ class Archivers:
         """Return the archiver of another worker."""
         logger: BoundLogger = get_logger("tests")
         backend = self.log._backend
-        return LogArchiver(backend, self.log.keys, self.archive, "json", random.Random(1), logger)
+        its = self.archive, "json", self.entries_max
+        return LogArchiver(backend, self.log.keys, *its, random.Random(1), logger)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.log._runner.run(work)

@@ -98,6 +98,18 @@ def test_a_segment_is_written_when_a_row_is_old_or_enough_wait(log: AckedLog, tm
     assert desk.numbers(0) == [row["n"] for row in log.written[0]][:rows]
 
 
+def test_a_log_is_archived_before_it_is_full_of_small_commits(log: AckedLog, tmp_path: Path) -> None:
+    """At ``acked_entries_max`` commits would wait for ``every``."""
+    desk = Archivers(log, str(tmp_path / "lake"), every="1 hour", entries_max=10)
+    archiver = desk.new()
+    log.fill(0, [1] * 9)
+    desk.all(archiver)
+    assert desk.chain(0).segments() == []
+    log.fill(0, [1] * 3)
+    desk.all(archiver)
+    assert desk.numbers(0) == log.numbers(0)
+
+
 def test_nothing_younger_than_after_is_archived(log: AckedLog, tmp_path: Path) -> None:
     desk = Archivers(log, str(tmp_path / "lake"), after="1 hour")
     log.fill(0, [3])

@@ -27,7 +27,7 @@ from streamworker.core.data.readers import ReaderPosition, read_position
 from streamworker.core.events import StartRunner
 from streamworker.core.pauses import Pauses
 from streamworker.declaring.specs import ProcessorSpec
-from streamworker.errors import ArchiveConflict, StreamworkerError
+from streamworker.errors import ArchiveConflict, ArchiveUnavailable, StreamworkerError
 from streamworker.redisio.data.streams import set_field
 from streamworker.redisio.keys import GroupKeys, whole
 from streamworker.redisio.wire.client import Backend
@@ -37,6 +37,7 @@ from streamworker.runtime.archive.rows import End, Log, LogRows
 from streamworker.runtime.archive.turns import in_thread, turn
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.telling import warn
+from streamworker.settings import Settings
 
 LOOK_MS = 5_000
 """How often a worker looks at most whether a segment is due."""
@@ -54,6 +55,7 @@ async def archive_log(
     backend: Backend,
     keys: GroupKeys,
     spec: ProcessorSpec,
+    settings: Settings,
     rng: random.Random,
     log: BoundLogger,
     running: Callable[[], Mapping[int, Any]],
@@ -62,7 +64,8 @@ async def archive_log(
     """Archive the acked logs of a worker's partitions, and of those that nobody owns any more, for ever."""
     archive = spec.options.archive_of_log
     assert archive is not None
-    archiver = LogArchiver(backend, keys, archive, spec.stream.codec_name, rng, log)
+    its = archive, spec.stream.codec_name, settings.acked_entries_max // 2
+    archiver = LogArchiver(backend, keys, *its, rng, log)
 
     def owners() -> Owners:
         return {**dict.fromkeys(unowned()), **{p: its.commits.start for p, its in running().items()}}
@@ -78,12 +81,14 @@ class LogArchiver:
     keys: GroupKeys
     archive: Archive
     codec: str
+    entries_max: int
+    """As in ``LogRows``."""
     rng: random.Random
     log: BoundLogger
 
     def __post_init__(self) -> None:
         self._store = store_at(self.archive.url)
-        self._rows = LogRows(self.backend, self.keys, self.archive)
+        self._rows = LogRows(self.backend, self.keys, self.archive, self.entries_max)
         self._ends: dict[int, End] = {}
         self._failing: dict[int, str] = {}
         self._pauses: dict[int, tuple[Pauses, int]] = {}
@@ -117,6 +122,8 @@ class LogArchiver:
                 is_more |= await self._archive(log, position, owners[p])
             except StreamworkerError as error:
                 self._fails(p, error)
+                if isinstance(error, ArchiveUnavailable):
+                    break  # It is away for the others, too, and each call takes its time.
             else:
                 self._failing.pop(p, None)
                 self._pauses.pop(p, None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import anyio
 import pyarrow as pa
@@ -45,8 +46,17 @@ class End:
     identity: str
     tail: str
     """As in a footer, of the last archived row; empty if none is."""
-    next: tuple[int, float] | None = None
-    """When the first row behind it was committed, and the bytes of a row there, once they are known."""
+    next: "Next | None" = None
+    """Once it is known."""
+
+
+class Next(NamedTuple):
+    """The first commit that is not archived."""
+
+    at_ms: int
+    rows: int
+    size: int
+    """Bytes of its rows."""
 
 
 @dataclass(eq=False)
@@ -56,6 +66,8 @@ class LogRows:
     backend: Backend
     keys: GroupKeys
     archive: Archive
+    entries_max: int
+    """Commits that may wait at most, lest the log is full."""
     _schemas: dict[str, pa.Schema] = field(default_factory=dict)
     _mean_bytes: int = CHUNK_BYTES // FIRST_COUNT
     """Of an entry in the last answer."""
@@ -79,7 +91,7 @@ class LogRows:
         return entries[0][0].ms - ackedlog.entry_rows(*entries[0]) if entries else log.rows
 
     async def is_due(self, log: Log, end: End) -> bool:
-        """Whether the oldest row has waited for ``every``, or the bytes of ``size`` wait."""
+        """Whether the oldest row has waited for ``every``, or so much waits that it is about ``size``."""
         if log.rows <= end.rows:
             return False
         if end.next is None:
@@ -88,14 +100,14 @@ class LogRows:
                 return False
             if not entries:
                 raise self._missing(log, end.rows, log.rows)
-            rows = ackedlog.entry_rows(*entries[0])
-            end.next = _at_ms(entries[0][1]), max(1, number(entries[0][1].get(b"size"))) / rows
-        first_ms, row_bytes = end.next
+            size = max(1, number(entries[0][1].get(b"size")))
+            end.next = Next(_at_ms(entries[0][1]), ackedlog.entry_rows(*entries[0]), size)
         old_ms = log.now_ms - self.archive.after_ms
-        if first_ms <= min(old_ms, log.now_ms - self.archive.every_ms):
+        if end.next.at_ms <= min(old_ms, log.now_ms - self.archive.every_ms):
             return True
-        most = end.rows + max(1, int(self.archive.size_bytes / row_bytes))
-        if first_ms > old_ms or log.rows < most:
+        commits = max(1, min(self.archive.size_bytes // end.next.size, self.entries_max))
+        most = end.rows + commits * end.next.rows
+        if end.next.at_ms > old_ms or log.rows < most:
             return False
         entries, _ = await self._range(log, most, 1)
         return bool(entries) and _at_ms(entries[0][1]) <= old_ms
@@ -113,7 +125,8 @@ class LogRows:
                 return []
             if not entries:
                 raise self._missing(log, at, log.rows)
-            self._mean_bytes = max(1, sum(len(each.get(b"batch", b"")) for _, each in entries) // count)
+            in_all = sum(len(fields.get(b"batch", b"")) for _, fields in entries)
+            self._mean_bytes = max(1, in_all // len(entries))
             await self._fetch_schemas(entries)
             for commit, its_bytes in await anyio.to_thread.run_sync(self._decoded, entries):
                 next_row = commit.end + 1
