@@ -53,7 +53,7 @@ those: they may have entries that this read does not report."""
 SPACING_MIN_S = 0.001
 """A shorter spacing of two reads is not kept."""
 
-IDLE_LOOK_S = 2.0
+IDLE_LOOK_S = 5.0
 """How often partitions that bring nothing are asked whether the archive has what they wait for."""
 
 UNBLOCK_RETRY_MS = 5
