@@ -184,7 +184,8 @@ def table(
 
 
 def _archive(name: str, kind: RecordType, archive: Archive) -> Archive:
-    taken = [field.wire_name for field in kind.declared if field.wire_name in COLUMNS]
+    # Readers of the directories find the partition by their names.
+    taken = [field.wire_name for field in kind.declared if field.wire_name in (*COLUMNS, "partition")]
     if archive.columns and taken:
         raise ConfigurationError(
             f"Stream {name!r} cannot be archived in columns: its record has a field {taken[0]!r}.",
