@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -33,7 +34,7 @@ class Order(msgspec.Struct):
 
 orders = app.stream(
     "orders", Order, key="customer", partitions=2, retention="0 seconds",
-    archive=Archive(LAKE, every="100 ms", size="1 kB", after="0 seconds"),
+    archive=Archive(LAKE, every="100 ms", after="0 seconds"),
 )
 counts = app.table("counts", int)
 
@@ -69,15 +70,18 @@ def archive(redis_url: str, many: int) -> None:
 
 
 @pytest.fixture
-def trimmed(streamworker: Invoke, shop: Path, redis_url: str) -> None:
+def trimmed(streamworker: Invoke, shop: Path, redis_url: str) -> Iterator[None]:
     """Sixty orders that only the archive has, and five that only Redis has."""
     (shop / "shop.py").write_text(SHOP.replace("LAKE", repr(str(shop / "lake"))), "utf-8")
     with opened(redis_url) as raw:
+        nodes = raw.config_get("stream-node-max-entries")["stream-node-max-entries"]
         raw.config_set("stream-node-max-entries", 1)  # A trim drops whole nodes.
-    send(streamworker, 0)
-    archive(redis_url, MANY)
-    time.sleep(0.002)  # The next ids have another millisecond.
-    send(streamworker, MANY, 5)
+        send(streamworker, 0)
+        archive(redis_url, MANY)
+        time.sleep(0.002)  # The next ids have another millisecond.
+        send(streamworker, MANY, 5)
+        yield
+        raw.config_set("stream-node-max-entries", nodes)
 
 
 def seen(streamworker: Invoke, *options: str) -> list[int]:
@@ -169,3 +173,20 @@ def test_an_archiver_is_paused_by_its_streams_name_and_never_reset(streamworker:
     assert "is no processor" in refused.stderr
     wrong = streamworker("pause", "shop:other.archive")
     assert "orders.archive" in wrong.stderr
+
+
+@pytest.mark.usefixtures("trimmed")
+def test_size_tells_the_bytes_objects_and_price_of_an_archive(streamworker: Invoke, shop: Path) -> None:
+    """The bytes of a record are those of the files; the prices are the user's."""
+    asked = ("size", "shop:app", "--rate", "100", "--archive")
+    (line,) = streamworker.tells(*asked, "--prices", "0.023,5")
+    files = [file.stat().st_size for file in (shop / "lake").glob("partition=*/*.parquet")]
+    assert line["bytes_each"] == sum(files) / MANY
+    assert line["bytes_day"] == pytest.approx(86_400 * 100 * sum(files) / MANY)
+    assert line["objects_day"] == 1_728_000
+    month = 30 * (line["bytes_day"] / 1e9 * 0.023 + 1.728 * 5)
+    assert line["price_month"] == pytest.approx(month)
+    told = streamworker.does(*asked)
+    assert "orders" in told and f"{30 * 1_728_000:,}" in told
+    wrong = streamworker(*asked, "--prices", "cheap")
+    assert wrong.exit_code == ExitCode.USAGE

@@ -64,6 +64,13 @@ def size(
     together: Annotated[
         bool, option("--together", "The sample is sent by send_many, and not one record at a time.")
     ] = False,
+    archive: Annotated[
+        bool, option("--archive", "What archives take instead: bytes and objects, a day and a month.")
+    ] = False,
+    prices: Annotated[
+        str | None,
+        option("--prices GB,PUTS", "With --archive: the price of a GB and month, and of a million puts."),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Compute how much memory streams, acked logs, tables and ids need at a rate.
@@ -71,17 +78,22 @@ def size(
     The bytes of a record are those that it has in Redis now, or those that the records of a sample
     take in a server that the command starts for them (extra dev). A log has as many rows for each
     record as so far. What has a retention stays at a size; all else grows only while a group or
-    reader stands still. The command writes nothing to the app's Redis.
+    reader stands still. With --archive the bytes of a record are those of the newest segments. The
+    command writes nothing to the app's Redis.
 
     \b
     Examples:
       streamworker size shop:app --rate 1000
       streamworker size shop:app --rate orders=1000 --rate payments=50
       streamworker size shop:app --rate 1000 --sample orders.jsonl --stream orders
+      streamworker size shop:app --rate 1000 --archive --prices 0.023,5
     """
     selection = resolve_processors(app, processor)
     specs = {each.name: each.spec for each in selection.app.registry.streams.values()}
     rates = _rates(rate, specs)
+    if archive:
+        _archives(selection, specs, rates, prices, as_json=json)
+        return
     taken = _sample(selection.app, specs, sample, stream, together=together) if sample else None
     holdings, snapshots = ask(selection.app, _look, selection)
     if taken is not None:
@@ -116,6 +128,49 @@ def size(
     say("", f"{told if limited else 'Nothing here has a limit'}; ids are extra, if each send has one.")
     if unknown := [f"{each.kind} {each.name}" for each in lines if each.why and each.bytes_each is None]:
         say(f"Not counted, since nothing tells its size: {', '.join(unknown)}.")
+
+
+def _archives(
+    selection: Selection,
+    specs: Mapping[str, StreamSpec],
+    rates: Mapping[str, float],
+    prices: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print what the archives of streams take."""
+    from streamworker.cli.archive.sizing import MONTH_DAYS, archive_lines, prices_of
+
+    given = prices_of(prices)
+
+    async def look(backend: Backend) -> Any:
+        return await archive_lines(specs, rates, await holdings_of(backend, selection), given)
+
+    lines = ask(selection.app, look)
+    if as_json:
+        print_json([asdict(each) for each in lines])
+        return
+    if not lines:
+        give_up("No stream of these has an archive and a rate.")
+    month = MONTH_DAYS
+    rows = [
+        (
+            each.name,
+            None if each.bytes_each is None else round(each.bytes_each),
+            memory(each.bytes_day),
+            memory(None if each.bytes_day is None else each.bytes_day * month),
+            each.objects_day,
+            each.objects_day * month,
+            None if each.price_month is None else f"{each.price_month:,.2f}",
+        )
+        for each in lines
+    ]
+    names = ("archive of", "bytes each", "a day", "a month", "objects a day at most", "a month", "price")
+    print_table(names, rows)
+    if any(each.bytes_each is None for each in lines):
+        say("", "Where nothing is archived yet, nothing tells the bytes of a record.")
+    if given is not None:
+        say("", "The price is that of a month's puts, and of a month of what they bring.")
 
 
 def _rates(given: Sequence[str], specs: Mapping[str, StreamSpec]) -> dict[str, float]:
