@@ -120,7 +120,8 @@ def history(
     cold = spark.read.schema(StructType([*live.schema, *more])).parquet(*(_path(url, name) for name in paths))
     if since_ms is not None:
         cold = cold.filter(functions.col("_acked_at") >= functions.lit(moment(since_ms)))
-    return cold.select([functions.col(f"`{name}`") for name in live.columns]).union(live)
+    # The source's tasks first: they take longer to begin, and the files are read meanwhile.
+    return live.union(cold.select([functions.col(f"`{name}`") for name in live.columns]))
 
 
 def _since(files: _Files, start: "Position | None") -> list[str]:
