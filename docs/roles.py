@@ -26,7 +26,7 @@ ROLES_IN_WORDS = {
     ),
     "operator": (
         "Runs commands: what a worker may, and `pause`, `dead put`, `dead replay`, `dead drop`, `reset`, "
-        "`doctor`.",
+        "`doctor`, `erase`, `archive adopt`.",
         "Delete a source entry, or a key but the membership document, the heartbeats and tables; overwrite "
         "a stream; touch another app or the server.",
     ),

@@ -318,8 +318,8 @@ async def refuse_if_run(backend: Backend, app: App, spec: ProcessorSpec, partiti
         raise CoordinationError(
             f"Processor {spec.name!r} is being run by {', '.join(sorted(alive))}, "
             f"in partitions {ranges(run)}.",
-            remedy=f"Pause them first: `streamworker pause MODULE:{spec.name}`; or stop all of its workers. "
-            "Nothing was changed.",
+            remedy=f"Pause them first: `streamworker pause MODULE:{spec.called}`; or stop all of its "
+            "workers. Nothing was changed.",
         )
     return bool(alive)
 
