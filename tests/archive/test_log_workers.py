@@ -7,22 +7,29 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from streamworker import App, Archive, ConfigurationError
+from streamworker import App, Archive, ConfigurationError, Stream
 from streamworker.archive.chain import Chain
 from streamworker.archive.logs import read_rows
 from streamworker.archive.store import store_at
 from streamworker.core.data.archives import GROUP
 from streamworker.core.data.readers import ReaderPosition, read_position
 from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
 from streamworker.testing import local_worker
 from tests.helpers import wait_for_async
 from tests.raw import opened
+from tests.runtime.test_grown_groups import grow
 from tests.runtime.workbench import Order
 
 pytestmark = pytest.mark.anyio
 
 KEYS = GroupKeys("shop", "orders", "price")
 ROUND = 100
+
+
+class Keyed(msgspec.Struct):
+    customer: str
+    n: int
 
 
 class Odd(msgspec.Struct):
@@ -72,6 +79,69 @@ async def test_workers_archive_their_logs_and_trim_them_then(redis_url: str, tmp
                 assert "sw:sent_at" in commit.rows.schema.names
                 found += commit.rows["number"].to_pylist()
     assert sorted(found) == [*range(3 * ROUND)]
+
+
+def grown_app(url: str, lake: str, every: str, partitions: int) -> tuple[App, Stream[Keyed]]:
+    app = App("shop", redis_url=url, trim_interval_ms=50, heartbeat_interval_ms=200)
+    orders = app.stream("orders", Keyed, key="customer", partitions=partitions)
+
+    @app.processor(orders, log_archive=Archive(lake, every=every, after="0 seconds"))
+    async def price(order: Keyed) -> Keyed:
+        return order
+
+    return app, orders
+
+
+async def test_what_a_sealed_partition_leaves_is_archived_though_nobody_owns_it(
+    redis_url: str, tmp_path: Path
+) -> None:
+    lake = str(tmp_path / "lake")
+    app, orders = grown_app(redis_url, lake, "1 day", 1)
+    with opened(redis_url) as raw:
+        async with local_worker(app, url=redis_url) as worker, Backend.open(redis_url, name="t") as backend:
+            await orders.send_many([Keyed(f"c{n}", n) for n in range(50)])
+            await worker.until_drained()
+            await grow(backend, 2)
+            await orders.send_many([Keyed(f"c{n}", n) for n in range(50)])
+            await worker.until_drained()
+            await wait_for_async(lambda: bool(raw.hget(KEYS.lock(0), "done")), "the old partition is done")
+        app, orders = grown_app(redis_url, lake, "100ms", 1)
+
+        def archived() -> dict[int, int]:
+            return dict(read_position(raw.hget(KEYS.readers, GROUP)).rows)
+
+        async with local_worker(app, url=redis_url):
+            await wait_for_async(lambda: sum(archived().values()) == 100, "all is archived")
+    assert archived()[0] == 50
+    footer = Chain(store_at(lake), 0).last()
+    assert footer is not None
+    assert (footer.owner, footer.epoch) == ("", 0)
+
+
+async def test_a_redis_that_was_emptied_under_workers_keeps_its_archive_and_halts_it(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """The rows of the new log have the numbers of archived ones. The processor goes on."""
+    lake = str(tmp_path / "lake")
+    app, orders = grown_app(redis_url, lake, "100ms", 1)
+    with opened(redis_url) as raw:
+
+        def position() -> ReaderPosition:
+            return read_position(raw.hget(KEYS.readers, GROUP) or b"")
+
+        async with local_worker(app, url=redis_url) as worker:
+            await orders.send_many([Keyed(f"c{n}", n) for n in range(10)])
+            await wait_for_async(lambda: sum(position().rows.values()) == 10, "all is archived")
+            before = raw.hget(KEYS.meta, "archive_id:price")
+            raw.flushall()
+            await wait_for_async(lambda: bool(raw.hexists(KEYS.readers, GROUP)), "workers declare it again")
+            await orders.send_many([Keyed(f"c{n}", n) for n in range(10)])
+            await wait_for_async(lambda: "began anew" in position().failed, "the archive halts")
+            await orders.send(Keyed("c1", 1))
+            await worker.until_drained()
+        assert raw.hget(KEYS.meta, "archive_id:price") == before
+        assert position().rows == {}
+    assert len(store_at(lake).names("partition=0")) == 1
 
 
 async def test_rows_with_a_column_of_the_archives_are_refused_at_the_start(
