@@ -55,7 +55,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "faults": ("tests/chaos/test_rows_data.py", "tests/chaos/test_rows_network.py"),
     "faults-2": (
         *("tests/chaos/test_rows_server.py", "tests/chaos/test_rows_workers.py"),
-        "tests/chaos/test_cluster_kinds.py",
+        *("tests/chaos/test_cluster_kinds.py", "tests/chaos/test_archived.py"),
     ),
     "killers-2": (
         f"{KILLERS}[claim",

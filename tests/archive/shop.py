@@ -69,14 +69,14 @@ def exact(url: str) -> Iterator[Any]:
         raw.config_set("stream-node-max-entries", 100)
 
 
-def ends(raw: Any, partitions: int, group: str = "archive") -> Callable[[], bool]:
-    """Tell whether a group has come to the end of all partitions."""
+def ends(raw: Any, partitions: int, group: str = "archive", live: range | None = None) -> Callable[[], bool]:
+    """Tell whether a group has come to the end of all partitions; those that are not live have grown."""
     keys = GroupKeys("shop", "orders", group)
 
     def is_so() -> bool:
         return all(
             raw.hget(keys.lock(p), "checkpoint") == raw.xinfo_stream(keys.events(p))["last-generated-id"]
-            for p in range(partitions)
+            for p in live or range(partitions)
         )
 
     return is_so
@@ -87,12 +87,12 @@ def left(raw: Any, partitions: int) -> int:
     return sum(raw.xlen(KEYS.events(p)) for p in range(partitions))
 
 
-async def all_archived(raw: Any, partitions: int) -> None:
-    await wait_for_async(ends(raw, partitions), "all is archived")
+async def all_archived(raw: Any, partitions: int, live: range | None = None) -> None:
+    await wait_for_async(ends(raw, partitions, live=live), "all is archived")
 
 
-async def all_trimmed(raw: Any, partitions: int) -> None:
-    await all_archived(raw, partitions)
+async def all_trimmed(raw: Any, partitions: int, live: range | None = None) -> None:
+    await all_archived(raw, partitions, live)
     await wait_for_async(lambda: left(raw, partitions) == 0, "all is trimmed")
 
 

@@ -21,6 +21,7 @@ from streamworker.core.policies import Skip
 from streamworker.declaring.specs import TimerSpec
 from streamworker.errors import BackendError
 from streamworker.redisio.data.state import RAN, RUN, Ran
+from streamworker.redisio.group.archiving import read_archived
 from streamworker.redisio.group.control import newest_id
 from streamworker.redisio.keys import TICK
 from streamworker.redisio.wire.failures import all_answered
@@ -169,6 +170,9 @@ class Timers:
             if timer.spec.when and before and before.runs:
                 committer, partition = self.commits.committer, self.commits.start.partition
                 newest = await newest_id(committer.backend, committer.keys.events(partition))
+                if self.commits.spec.stream.archive is not None:  # It may hold what is trimmed.
+                    its = await read_archived(committer.backend, committer.keys, [partition])
+                    newest = max(newest, its[partition])
                 timer.held = before, newest if end is None else min(end, newest)
 
     @property
