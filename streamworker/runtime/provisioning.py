@@ -18,6 +18,7 @@ from streamworker.redisio.data import maps, retention, schemas, streams
 from streamworker.redisio.data.ackedlog import log_schema
 from streamworker.redisio.data.retention import Retentions
 from streamworker.redisio.group import following
+from streamworker.redisio.group.archiving import archiver_keys
 from streamworker.redisio.keys import GroupKeys, StreamKeys, declaration, declared_by
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import ms_of
@@ -81,6 +82,12 @@ async def provision(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, 
         await streams.store_fields(backend, declared_by(stream.app), mine)
     if stream.archive is not None:
         await streams.store_fields(backend, keys.meta, {"archive": stream.archive.url})
+    elif await backend.execute("HEXISTS", archiver_keys(keys).lock(0), "checkpoint"):
+        # What is archived may be trimmed, and who cannot read it there would skip it.
+        raise ConfigurationError(
+            f"Stream {stream.name!r} has an archive, which this program does not declare.",
+            remedy="Declare archive=; or end the archive: `streamworker repair APP --forget-group archive`.",
+        )
     for target in spec.targets:
         _become(target, await _declare(backend, StreamKeys(target.app, target.name), target))
     await provision_retention(backend, stream, spec.name, spec.options.retention_of_log, log, again)

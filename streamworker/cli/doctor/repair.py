@@ -97,7 +97,7 @@ class _Wanted(NamedTuple):
                     remedy=f"It has: {', '.join(sorted(app.registry.processors))}.",
                 )
         for name in self.groups:
-            if name in app.registry.processors or (name == GROUP and app.registry.archivers):
+            if name in app.registry.processors:
                 raise ConfigurationError(
                     f"App {app.name!r} declares the processor {name!r}.",
                     remedy="Only a group that it does not declare any more can be forgotten.",
@@ -181,6 +181,8 @@ async def _plan_undeclared(backend: Backend, app: App, groups: list[str]) -> lis
         check_name("processor", name)
         before = len(steps)
         for stream in app.registry.streams.values():
+            if name == GROUP and stream.spec.archive is not None:
+                continue
             partitions = stream.spec.placement.total
             present = await holders(backend, StreamKeys(app.name, stream.name), partitions)
             facts = await look(backend, GroupKeys(app.name, stream.name, name), partitions)
