@@ -4,28 +4,17 @@
 """
 
 import multiprocessing
-from collections import Counter
 
 import pytest
 
 from tests.chains.model import violation
-from tests.planting import Plant, each_found_by, planted
+from tests.drawn import is_found, violations
+from tests.planting import Plant, each_found_by
 
 PART = 500
 SOAK, CHUNK = 250_000, 2_500
 SEARCHED = 20_000
 """Schedules in which a planted mistake must be found."""
-
-
-def violations(first: int, schedules: int = PART) -> tuple[dict[int, str], Counter[str]]:
-    """Run some schedules; return what they broke by their seeds, and how often each answer was given."""
-    broken, seen = dict[int, str](), Counter[str]()
-    for seed in range(first, first + schedules):
-        why, its = violation(seed)
-        seen += its
-        if why:
-            broken[seed] = why
-    return broken, seen
 
 
 @pytest.mark.parametrize(
@@ -34,7 +23,7 @@ def violations(first: int, schedules: int = PART) -> tuple[dict[int, str], Count
 )
 def test_no_schedule_of_faults_breaks_a_promise(part: int) -> None:
     """And each answer of the scripts is given often."""
-    broken, seen = violations(part * PART)
+    broken, seen = violations(violation, part * PART, PART)
     assert broken == {}
     assert set(seen) == {"OK", "DUP", "FULL", "OTHER"}
     assert min(seen.values()) > PART / 10
@@ -45,13 +34,11 @@ def test_no_schedule_of_faults_breaks_a_promise(part: int) -> None:
 def test_no_schedule_of_very_many_breaks_a_promise() -> None:
     """On all cores: two of them take some minutes."""
     with multiprocessing.get_context("fork").Pool() as pool:
-        parts = pool.starmap(violations, ((first, CHUNK) for first in range(0, SOAK, CHUNK)), 1)
+        parts = pool.starmap(violations, ((violation, first, CHUNK) for first in range(0, SOAK, CHUNK)), 1)
     assert {seed: why for broken, _ in parts for seed, why in broken.items()} == {}
 
 
 @each_found_by("chains from seed")
 def test_a_planted_mistake_breaks_a_promise(plant: Plant) -> None:
     """A check that never fails proves nothing."""
-    first = int(plant.found_by["chains from seed"])
-    with planted(plant):
-        assert any(violation(seed)[0] for seed in range(first, first + SEARCHED))
+    assert is_found(violation, plant, int(plant.found_by["chains from seed"]), SEARCHED)

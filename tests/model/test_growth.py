@@ -10,9 +10,10 @@ from collections import Counter
 
 import pytest
 
+from tests.drawn import is_found, violations
 from tests.model.world import violation
 from tests.nightly import TURN
-from tests.planting import Plant, each_found_by, planted
+from tests.planting import Plant, each_found_by
 
 PART = 200
 SOAK, CHUNK = 50_000, 500
@@ -21,24 +22,13 @@ SEARCHED, SEARCHED_AT_NIGHT = 400, 20_000
 TOLD = ("append SEALED", "growths", "failovers", "commit OK", "fill OK", "move_messages OK", "late")
 
 
-def violations(first: int, schedules: int) -> tuple[dict[int, str], Counter[str]]:
-    """Run some schedules; return what they broke by their seeds, and how often each thing happened."""
-    broken, seen = dict[int, str](), Counter[str]()
-    for seed in range(first, first + schedules):
-        why, its = violation(seed)
-        seen += its
-        if why:
-            broken[seed] = why
-    return broken, seen
-
-
 @pytest.mark.parametrize(
     "part",
     [0, *(pytest.param(n, marks=pytest.mark.full("a further part of the schedules")) for n in range(1, 6))],
 )
 def test_no_schedule_of_growths_breaks_a_promise(part: int) -> None:
     """And all that can happen does."""
-    broken, seen = violations(part * PART, PART)
+    broken, seen = violations(violation, part * PART, PART)
     assert broken == {}
     assert min(seen[name] for name in TOLD) > PART / 10
     assert seen["append SEALED"] > PART / 2
@@ -54,36 +44,29 @@ def test_no_schedule_of_very_many_growths_breaks_a_promise(half: int) -> None:
     began_s = time.monotonic()
     first = (2 * int(os.environ.get(TURN, "0")) + half) * SOAK
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        parts = pool.starmap(violations, ((seed, CHUNK) for seed in range(first, first + SOAK, CHUNK)), 1)
+        parts = pool.starmap(
+            violations, ((violation, seed, CHUNK) for seed in range(first, first + SOAK, CHUNK)), 1
+        )
     seen = sum((its for _, its in parts), Counter[str]())
     figures = ", ".join(f"{seen[name]:,} {name}" for name in TOLD)
     print(f"{SOAK:,} schedules from seed {first:,} in {time.monotonic() - began_s:.0f} s: {figures}")
     assert {seed: why for broken, _ in parts for seed, why in broken.items()} == {}
 
 
-def is_found(plant: Plant, first: int, schedules: int) -> bool:
-    with planted(plant):
-        for seed in range(first, first + schedules):
-            if why := violation(seed)[0]:
-                print(f"{plant.name}: found by schedule {seed - first + 1} from seed {first}: {why}")
-                return True
-    return False
-
-
 @each_found_by("growth from seed")
 def test_a_planted_mistake_breaks_a_promise(plant: Plant) -> None:
     """A check that never fails proves nothing."""
-    assert is_found(plant, int(plant.found_by["growth from seed"]), 10)
+    assert is_found(violation, plant, int(plant.found_by["growth from seed"]), 10)
 
 
 @pytest.mark.full("runs hundreds of schedules for each mistake")
 @each_found_by("growth in full from seed")
 def test_a_mistake_that_is_seldom_seen_breaks_a_promise(plant: Plant) -> None:
-    assert is_found(plant, int(plant.found_by["growth in full from seed"]), SEARCHED)
+    assert is_found(violation, plant, int(plant.found_by["growth in full from seed"]), SEARCHED)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @each_found_by("growth at night from seed")
 def test_a_mistake_that_is_hardly_ever_seen_breaks_a_promise(plant: Plant) -> None:
-    assert is_found(plant, int(plant.found_by["growth at night from seed"]), SEARCHED_AT_NIGHT)
+    assert is_found(violation, plant, int(plant.found_by["growth at night from seed"]), SEARCHED_AT_NIGHT)
