@@ -47,9 +47,15 @@ YEAR_MS = 31_536_000_000
 KEYS = GroupKeys("shop", "orders", GROUP)
 
 
+STORES = pytest.mark.parametrize("url", ["files", "memory", "s3"], indirect=True)
+
+
 @pytest.fixture(params=["files", "memory"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Where the archive is."""
+    if request.param == "s3":
+        found: str = request.getfixturevalue("bucket")
+        return found
     return str(tmp_path / "lake") if request.param == "files" else f"memory://{uuid.uuid4().hex}"
 
 
@@ -242,6 +248,7 @@ def work(redis_url: str, is_done: Callable[[], bool], description: str) -> None:
     anyio.run(run)
 
 
+@STORES
 def test_only_whole_old_segments_expire_oldest_first(
     streamworker: Invoke, redis_url: str, orders: Store
 ) -> None:
@@ -260,6 +267,7 @@ def test_only_whole_old_segments_expire_oldest_first(
     assert orders.names("partition=0") and orders.names("partition=1")
 
 
+@STORES
 def test_an_expiry_that_is_killed_leaves_a_chain(
     streamworker: Invoke, redis_url: str, orders: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

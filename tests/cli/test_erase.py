@@ -4,6 +4,7 @@ import json
 import threading
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from streamworker.runtime.run.modes import archive as archiver
 from streamworker.testing import local_worker
 from tests.cli.archiving import all_of, archived, chain_of, old_records
 from tests.cli.conftest import Invoke, rewrite, work_off
-from tests.helpers import wait_for_async
+from tests.conftest import SpawnWorker
+from tests.helpers import wait_for, wait_for_async
 from tests.raw import opened
 
 SHOP = """
@@ -258,6 +260,32 @@ def test_an_erasure_that_is_killed_between_two_segments_is_run_again(
     assert streamworker.tells("archive", "check", "shop:orders", "--deep")["faults"] == []
     assert told(streamworker, "bob")["gone"][0]["number"] == left
     assert "bob" not in people()
+
+
+@pytest.mark.parametrize("url", ["files"], indirect=True)
+def test_a_process_that_is_killed_while_it_erases_leaves_a_chain(
+    streamworker: Invoke, redis_url: str, shop: Path, orders: Store, spawn: SpawnWorker
+) -> None:
+    """Wherever the signal meets it; and the next one takes the rest."""
+    names = ["ann", "bob", "cal", "dan"]
+    old_records(redis_url, "shop:orders", [order(n, names[n % 4]) for n in range(320)], 1_000)
+    archived(redis_url, "shop:orders", at_once=5, trim=True)
+
+    def changed() -> int:
+        chains = [chain_of("shop:orders", p) for p in range(2)]
+        footers = [chain.footer(each.after) for chain in chains for each in chain.segments()]
+        return sum(each.erased for each in footers if each)
+
+    for kills in range(1, 3):
+        process = spawn("erase", "shop:app", "--key", "bob", "--yes", cwd=shop)
+        wait_for(partial(lambda least: changed() > least or changed() == 80, kills), "it has begun")
+        process.kill()
+        process.wait()
+        assert len(people()) == 320 - changed()
+        assert streamworker.tells("archive", "check", "shop:orders", "--deep")["faults"] == []
+    streamworker.does("erase", "shop:app", "--key", "bob", "--yes")
+    assert sorted(people()) == ["ann"] * 80 + ["cal"] * 80 + ["dan"] * 80
+    assert not list(Path(orders.url).glob("partition=*/*_new*"))
 
 
 def test_of_two_that_erase_at_the_same_time_neither_undoes_the_other(redis_url: str, orders: Store) -> None:

@@ -379,12 +379,13 @@ def test_an_operator_has_all_that_it_needs(
     invoke: Invoke,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It looks at dead letters, replays and drops them, moves a checkpoint and asks the doctor."""
+    """It looks at dead letters, replays and drops them, erases, moves a checkpoint and asks the doctor."""
     del shop
     anyio.run(worked, redis_url)
     monkeypatch.setenv(URL_VARIABLE, url_of("operator"))
     for command in (
         ("dead", "list", "shop:price"),
+        ("erase", "shop:app", "--key", "bob", "--yes"),
         ("dead", "drop", "shop:price", "--all", "--yes"),
         ("dead", "replay", "shop:price", "--all"),
         ("reset", "shop:price", "--to", "latest", "--clear-tables", "--yes"),
