@@ -130,8 +130,8 @@ def resolve_archived(path: str) -> tuple[App, list[Stream[Any] | ProcessorSpec]]
     if isinstance(found, App):
         return found, [*found.registry.archived.values()]
     for app in _apps(module).values():
-        for name, its in app.registry.archived.items():
-            if its is found or (isinstance(found, Processor) and its is found.spec and name == found.name):
+        for its in app.registry.archived.values():
+            if its is found or (isinstance(found, Processor) and its is found.spec):
                 return app, [its]
     raise _wrong(path, found, "and has no archive", module, "archived")
 

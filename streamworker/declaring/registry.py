@@ -46,9 +46,13 @@ class Registry:
 
     @property
     def archived(self) -> dict[str, Stream[Any] | ProcessorSpec]:
-        """What has an archive, by name: streams, and processors whose acked log has one."""
-        logs = {name: each for name, each in self.processors.items() if each.options.archive_of_log}
-        return {**logs, **{name: self.streams[name] for name in self.archivers}}
+        """What has an archive, by name: streams, and processors whose acked log has one.
+
+        A processor that has the name of such a stream gets another one, so that both are there.
+        """
+        found: dict[str, Stream[Any] | ProcessorSpec] = {name: self.streams[name] for name in self.archivers}
+        logs = [each for each in self.processors.values() if each.options.archive_of_log]
+        return found | {f"{each.name} log" if each.name in found else each.name: each for each in logs}
 
     def keep(self, spec: ProcessorSpec) -> None:
         """Keep a group, or what has become of it."""

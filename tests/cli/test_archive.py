@@ -161,6 +161,10 @@ def test_status_says_how_far_an_archive_is_and_what_waits(
     assert sum(each["records"] for each in found["partitions"]) == 20
     assert sum(each["segments"] for each in found["partitions"]) == 7
     assert (found["waits_ms"], found["objects_a_day_max"]) == (None, 288)
+    assert "0, at most 288" in streamworker.does("archive", "status", "shop:orders")
+    old_records(redis_url, "shop:orders", [order(1, "c1")], now_ms() - 7_300_000)
+    archived(redis_url, "shop:orders")
+    assert "1, at most 288" in streamworker.does("archive", "status", "shop:orders")
     old_records(redis_url, "shop:orders", [order(1, "c1")], now_ms() - 7_201_000)
     (found,) = streamworker.tells("archive", "status", "shop:app")
     assert 7_200_000 <= found["waits_ms"] < 7_900_000

@@ -37,7 +37,7 @@ class StoredPart:
     segments: int
     bytes: int
     today: int
-    """Segments that began in the last 24 hours; of an acked log unknown, and 0."""
+    """Segments that ended in the last 24 hours; of an acked log unknown, and 0."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def status(path: ArchivesPath, json: AsJson = False) -> None:
     """Show how far each archive is, what it holds, and since when something waits.
 
     Of each archive it prints a line, and below it the partitions in which nothing is archived,
-    with the reason. "a day" are the objects that began in the last 24 hours, and how many there
+    with the reason. "a day" are the segments that ended in the last 24 hours, and how many there
     are at most at today's `every` if none reaches its `size` before.
 
     The exit code is 1 if a store did not answer.
@@ -145,7 +145,7 @@ def _row(found: Status) -> Sequence[object]:
         sum(each.segments for each in held),
         memory(sum(each.bytes for each in held)),
         duration(found.waits_ms),
-        f"{today:,}, at most {most:,}",
+        f"at most {most:,}" if place.log else f"{today:,}, at most {most:,}",
         place.archive.url,
     )
 
@@ -226,6 +226,7 @@ def _stored(place: Place, partition: int, now_ms: int) -> StoredPart:
     first = chain.footer(segments[0].after) if segments else None
     if last is None or first is None:
         return StoredPart(ZERO, 0, 0, 0, 0)
-    today = 0 if place.log else sum(each.after.ms > now_ms - DAY_MS for each in segments)
+    ends = [last.last] if place.log else [*(each.after for each in segments[1:]), last.last]
+    today = sum(each.ms > now_ms - DAY_MS for each in ends)
     records = last.total - first.total + first.records + first.erased
     return StoredPart(last.last, records, len(segments), sum(each.size for each in segments), today)
