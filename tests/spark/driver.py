@@ -25,6 +25,8 @@ from tests.spark.specs import pipeline
 
 WAREHOUSE = "WAREHOUSE"
 """Names the variable with the connection string of a PostgreSQL."""
+ONLY = "PIPELINES"
+"""Names the variable with the name of the one pipeline to run; without it all run."""
 ROWS_A_BATCH = os.environ.get("ROWS_A_BATCH", "400")
 
 
@@ -53,13 +55,14 @@ def pipelines_in(folder: Path) -> list[PipelineSpec]:
         legs, name="stored", format="postgres", path=None, table="stored", dsn_env=WAREHOUSE, options=placed,
         checkpoint=str(folder / ".streamworker" / "stored" / "stored" / "checkpoint"),
     )  # fmt: skip
-    return [
+    found = [
         *([stored] if WAREHOUSE in os.environ else []),
         pipeline(legs, name="delta", path=str(folder / "delta"), options=placed, format="deltalake"),
         pipeline(legs, name="legs", path=str(folder / "legs"), options=placed),
         pipeline(legs, name="each", path=str(folder / "each"), options=placed, format="parquet-batches"),
         pipeline(totals, name="totals", path=str(folder / "totals"), mode="complete", options=limit),
     ]
+    return [each for each in found if os.environ.get(ONLY, each.name) == each.name]
 
 
 def main(folder: Path, master: str = "local[2]") -> int:

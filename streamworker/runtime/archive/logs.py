@@ -161,7 +161,7 @@ class LogArchiver:
             size = await in_thread(_put, Chain(self._store, p), commits, footer)
         if not size:
             await self._pass_over(log, end.rows)
-            return True
+            return self._ends[p].rows > end.rows
         self.log.debug("log_archived", partition=p, rows=rows, up_to=last.end, bytes=size)
         await self._move(p, last.end, log.identity)
         self._ends[p] = End(last.end, log.identity, last.tail)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from streamworker.spark.source.archived import ArchivedLogs
     from streamworker.spark.source.offsets import Position
 
-LISTS = 16
-"""How many partitions of an archive are listed at a time."""
 SCHEMES = {"s3": "s3a", "az": "abfss", "azure": "abfss"}
 """What Spark calls the stores whose URLs have another scheme here."""
 
@@ -145,6 +143,7 @@ def _listed(url: str, logs: "ArchivedLogs", partitions: range) -> dict[int, _Fil
     from streamworker.archive.chain import Chain
     from streamworker.archive.logs import check_log
     from streamworker.archive.store import store_at
+    from streamworker.spark.source.archived import LISTS
 
     chains = [Chain(store_at(url), p) for p in partitions]
 

@@ -10,6 +10,7 @@ imported only then: Python on a Spark Connect server may have none of them.
 
 import logging
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from streamworker.errors import ConfigurationError
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from streamworker.archive.chain import Chain
 
 log = logging.getLogger(__name__)
+
+LISTS = 16
+"""How many partitions of an archive are listed at a time."""
 
 
 class ArchivedLogs(AckedLogs):
@@ -36,12 +40,14 @@ class ArchivedLogs(AckedLogs):
         The method reads one entry of each log, so a query calls it only when it starts.
         """
         found = {p: self.first_in_redis(p, tail) for p, tail in tails.items()}
-        trimmed = {p: tails[p] for p, at in found.items() if at.rows}
+        trimmed = [p for p, at in found.items() if at.rows]
         if trimmed and (url := self.archive()):
-            for p, tail in trimmed.items():
-                its = self._chain(url, p)
-                if its is not None and (segments := its.segments()) and _is_of(its, tail.log):
-                    found[p] = Position(min(found[p].rows, segments[0].after.ms), tail.log)
+            with ThreadPoolExecutor(LISTS) as threads:
+                chains = [self._chain(url, p) for p in trimmed]
+                firsts = threads.map(_first_row, chains, [tails[p].log for p in trimmed])
+            for p, first in zip(trimmed, firsts, strict=True):
+                if first is not None and first < found[p].rows:
+                    found[p] = Position(first, tails[p].log)
         return found
 
     def first_in_redis(self, p: int, tail: Position) -> Position:
@@ -54,7 +60,7 @@ class ArchivedLogs(AckedLogs):
     def archived_row_at(self, p: int, log: str, at_ms: int) -> int | None:
         """Return the number of rows before the first archived one that was committed at a time or later."""
         chain = self._chain(url, p) if (url := self.archive()) else None
-        if chain is None or not _is_of(chain, log):
+        if chain is None or _first_row(chain, log) is None:
             return None
         from streamworker.archive.logs import row_at
 
@@ -95,7 +101,12 @@ class ArchivedLogs(AckedLogs):
             self._write(self._keys.readers, name, position_of(firsts, at_ms, begins=True), retry=retry)
 
 
-def _is_of(chain: "Chain", log: str) -> bool:
-    """Return whether an archive is of a log. That of an earlier one has other rows under its numbers."""
-    last = chain.last()
-    return last is not None and last.log == log
+def _first_row(chain: "Chain | None", log: str) -> int | None:
+    """Return the number of rows before the first archived one of a log; None if there is none.
+
+    An archive of an earlier log has other rows under its numbers.
+    """
+    if chain is None or not (segments := chain.segments()):
+        return None
+    footer = chain.footer(segments[0].after)
+    return footer.after.ms if footer is not None and footer.log == log else None
