@@ -15,7 +15,9 @@ from streamworker.errors import ArchiveConflict
 COMPARED = ("_time", "_seq", "_payload", "_entry")
 READ = ("_time", "_seq", "_headers", "_payload", "_entry")
 BATCH_RECORDS = 4_000
-"""How many records of a segment are read at a time."""
+BATCH_BYTES = 4 * 1024 * 1024
+"""How many records of a segment are read at a time, and how much, of all columns: large ones would take more
+memory than a worker has for its reads."""
 
 
 class Segment(NamedTuple):
@@ -103,7 +105,10 @@ class Chain:
                 names = file.schema_arrow.names
                 its = names if columns is None else [name for name in columns if name in names]
                 reached = position
-                parts = file.iter_batches(batch_size=batch, columns=its)
+                about = file.metadata
+                size = sum(about.row_group(group).total_byte_size for group in range(about.num_row_groups))
+                most = BATCH_BYTES * about.num_rows // max(1, size)
+                parts = file.iter_batches(max(1, min(batch, most)), columns=its)
                 while True:
                     try:
                         rows = next(parts, None)

@@ -4,13 +4,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from streamworker.archive.store import FileStore
+from streamworker.archive.chain import BATCH_BYTES, Chain
+from streamworker.archive.store import FileStore, store_at
+from streamworker.core.data.entries import ZERO
 from streamworker.redisio.keys import GroupKeys
 from streamworker.testing import Snapshot
-from tests.archive.shop import Shop, all_trimmed, ends, exact
+from tests.archive.shop import Shop, all_archived, all_trimmed, ends, exact
 from tests.helpers import wait_for_async
 
 pytestmark = pytest.mark.anyio
@@ -129,3 +132,22 @@ async def test_a_late_group_goes_on_from_the_archive_into_redis_in_each_protocol
     for p in range(4):
         numbers = [row["n"] for row in rows if row["partition"] == p]
         assert numbers == sorted(numbers)
+
+
+class Letter(msgspec.Struct):
+    customer: str
+    n: int
+    text: str
+
+
+async def test_large_records_are_read_a_few_at_a_time(redis_url: str, tmp_path: Path) -> None:
+    """However many are in a segment, and although they are easy to compress."""
+    lake, text = str(tmp_path / "lake"), "x" * 100_000
+    shop = Shop(redis_url, lake, 1, record=Letter)
+    with exact(redis_url) as raw:
+        async with shop.works():
+            await shop.orders.send_many([Letter("ann", n, text) for n in range(300)])
+            await all_archived(raw, 1)
+    parts = [*Chain(store_at(lake), 0).read(ZERO)]
+    assert sum(part.table.num_rows for part in parts) == 300
+    assert max(part.table.nbytes for part in parts) <= 2 * BATCH_BYTES
