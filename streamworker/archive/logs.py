@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from streamworker.archive.chain import Chain
-from streamworker.archive.segments import opened
+from streamworker.archive.segments import footer_in, opened
 from streamworker.core.data.archives import Footer, name_of
 from streamworker.core.data.entries import EntryId
 from streamworker.errors import ArchiveConflict
@@ -164,15 +164,16 @@ def row_at(chain: Chain, at_ms: int) -> int | None:
             low = middle + 1
         else:
             high = middle
-    if low == len(found):
-        return None
-    name = name_of(chain.partition, found[low].after)
-    if (got := chain.store.get(name)) is None:
-        return None
-    file, _ = opened(got.body, name)
-    table = file.read(["_offset", "_acked_at"])
-    row = (table["_acked_at"].cast(pa.int64()).to_numpy() // 1000).searchsorted(at_ms)
-    return int(table["_offset"][int(row)].as_py()) - 1 if row < table.num_rows else None
+    for each in found[low:]:
+        name = name_of(chain.partition, each.after)
+        if (got := chain.store.get(name)) is None:
+            return None
+        file, _ = opened(got.body, name)
+        table = file.read(["_offset", "_acked_at"])
+        if table.num_rows:  # Of others all rows were erased.
+            row = (table["_acked_at"].cast(pa.int64()).to_numpy() // 1000).searchsorted(at_ms)
+            return int(table["_offset"][int(row)].as_py()) - 1 if row < table.num_rows else None
+    return None
 
 
 def check_log(chain: Chain, footer: Footer, log: str) -> None:
@@ -195,10 +196,13 @@ def _own(table: pa.Table) -> pa.Table:
 
 def _newest_ms(chain: Chain, after: EntryId) -> int:
     """Return when the last row of a segment was committed, by the statistics in its footer."""
-    tail = chain.store.tail(name_of(chain.partition, after))
-    if not tail:
+    name = name_of(chain.partition, after)
+    if not (tail := chain.store.tail(name)):
         return 0
-    group = pq.read_metadata(pa.BufferReader(tail)).row_group(0)
+    about = pq.read_metadata(pa.BufferReader(tail))
+    if not about.num_rows:  # All were erased: it is as new as the next one.
+        return _newest_ms(chain, footer_in(tail, name).last) or 2**63
+    group = about.row_group(0)
     columns = (group.column(index) for index in range(group.num_columns))
     found = next(each.statistics for each in columns if each.path_in_schema == "_acked_at")
     return int(found.max.timestamp() * 1000)

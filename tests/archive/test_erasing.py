@@ -4,6 +4,7 @@ import uuid
 from typing import Any, Literal
 
 import msgspec
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,13 +12,14 @@ from hypothesis import strategies as st
 from streamworker import App, Stream
 from streamworker.archive.chain import Chain, id_at
 from streamworker.archive.columns import columns_for, packing_of, rows_reader
-from streamworker.archive.erasing import Erased, Finder, erase
-from streamworker.archive.life import walk
+from streamworker.archive.erasing import Erased, Finder, erase, rows_without
+from streamworker.archive.life import expire, walk
+from streamworker.archive.logs import row_at
 from streamworker.archive.segments import entries_in, table_of
 from streamworker.archive.segments import opened as opened_segment
 from streamworker.archive.store import store_at
 from streamworker.core.data.archives import Footer
-from streamworker.core.data.entries import ZERO
+from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.placement import canonical_key
 from streamworker.records.entries import REPLAYED_FOR, Entries
 from streamworker.records.packs import FIRST, pack
@@ -170,3 +172,29 @@ def test_what_is_left_is_what_has_another_key(runs: list[tuple[str, int]], extra
     left = [each for each in sent if each.customer != gone]
     assert erased(stream, chain, gone) == Erased(len(sent) - len(left), 0)
     assert read_again(stream, chain) == left
+
+
+@pytest.mark.parametrize("customers", [["bob", "ann", "bob"], ["ann", "bob", "bob"], ["bob", "bob", "ann"]])
+def test_a_time_is_found_in_the_archive_of_a_log_with_segments_without_rows(
+    customers: list[str],
+) -> None:
+    """What has no rows any more is passed over, wherever it lies; and it expires with those before it."""
+    chain = Chain(store_at(f"memory://{uuid.uuid4().hex}"), 0)
+    for at, customer in enumerate(customers):
+        offsets = [2 * at + 1, 2 * at + 2]
+        columns = {
+            "customer": [customer] * 2,
+            "_offset": offsets,
+            "_acked_at": [(at + 1) * 1_000_000_000] * 2,
+        }
+        types = [("customer", pa.string()), ("_offset", pa.int64()), ("_acked_at", pa.timestamp("us", "UTC"))]
+        rows = pa.table(columns).cast(pa.schema(types))
+        ids = [EntryId(row, 0) for row in (2 * at, *offsets)]
+        assert chain.put(rows, Footer(ids[0], ids[1], ids[2], 2, 2 * at + 2, "w1", 1, "log"))
+    without = rows_without(["customer"], b"bob", single=True)
+    assert sum(erase(chain, each, without).records for each in chain.segments()) == 4
+    place = customers.index("ann")
+    assert row_at(chain, 1) == 2 * place
+    assert row_at(chain, 10**9) is None
+    assert [each.segment.after.ms for each in expire(chain, (place + 1) * 1_000_000 + 1)] == [0, 2]
+    assert walk(chain, deep=True).faults == []

@@ -36,7 +36,7 @@ def test_a_program_with_archives_declares_what_it_says() -> None:
         [sys.executable, "-c", program], cwd=TARGET, capture_output=True, text=True, check=True
     )
     archive = Archive("s3://lake/orders", every="10 minutes", size="64 MB", after="1 minute", keep="2 years")
-    expected = f"['large', 'orders'] ['large', 'late', 'orders.archive'] {archive}"
+    expected = f"['orders', 'large'] ['large', 'late', 'orders.archive'] {archive}"
     assert done.stdout.strip() == expected
 
 
