@@ -24,6 +24,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamworker.archive.store import store_at
 from streamworker.core.data.placement import Placement
 from streamworker.core.snapshot import GroupSnapshot, Rebalance
 from streamworker.dev.children import Child
@@ -105,6 +106,8 @@ def run_demo(
     interrupted the demo. A ConfigurationError says that this machine lacks the server or the data set.
     """
     reporter = Reporter(json_output=json_output)
+    if archive:
+        store_at("memory://demo")  # It says what is missing.
     where = Path(tempfile.mkdtemp(prefix="streamworker-demo-") if directory is None else directory).absolute()
     where.mkdir(parents=True, exist_ok=True)
     code = 1

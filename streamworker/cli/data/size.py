@@ -159,8 +159,8 @@ def _archives(
             None if each.bytes_each is None else round(each.bytes_each),
             memory(each.bytes_day),
             memory(None if each.bytes_day is None else each.bytes_day * month),
-            each.objects_day,
-            each.objects_day * month,
+            f"{each.objects_day:,}",
+            f"{each.objects_day * month:,}",
             None if each.price_month is None else f"{each.price_month:,.2f}",
         )
         for each in lines
