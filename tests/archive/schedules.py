@@ -576,7 +576,8 @@ async def _no_turn() -> AsyncIterator[None]:
 def _without_loop(world: World) -> Iterator[None]:
     """Let what would run in a thread be two steps, and all stores be that of the schedule."""
 
-    async def run_sync(call: Callable[..., Any], *given: Any) -> Any:
+    async def run_sync(call: Callable[..., Any], *given: Any, abandon_on_cancel: bool = False) -> Any:
+        del abandon_on_cancel
         await Turn()
         done = call(*given)
         await Turn()

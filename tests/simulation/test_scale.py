@@ -135,7 +135,7 @@ LARGEST = [pytest.mark.soak, pytest.mark.timeout(1_200)]
     ],
 )
 def test_a_large_group_takes_a_join_a_leave_and_a_death(workers: int, assignment: str) -> None:
-    """With ten partitions a worker, if a stream may have so many: each converges, and costs nothing after that.
+    """With ten partitions a worker, if a stream may have so many: each converges, and costs nothing then.
 
     A thousand workers take a minute of one core for each assignment.
     """

@@ -87,7 +87,7 @@ class ColdReader:
             parts = Chain(self._store, partition).read(position, columns, BATCH_RECORDS)
             self._keep(partition, position, parts)
         parts = self._open.pop(partition).parts
-        found = await anyio.to_thread.run_sync(partial(self._next, parts))
+        found = await anyio.to_thread.run_sync(partial(self._next, parts), abandon_on_cancel=True)
         if found is None:
             return None
         part, entries = found

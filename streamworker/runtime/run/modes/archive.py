@@ -13,15 +13,13 @@ put is either the next link, which nobody else has made, or refused by the store
 If both differ in a record, the partition halts and names it: somebody must decide, and nothing is trimmed.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-import anyio
-import anyio.to_thread
+import pyarrow as pa
 
-from streamworker.archive.chain import Chain, missing
+from streamworker.archive.chain import Chain, id_at, missing
 from streamworker.archive.columns import columns_for, packing_of, rows_reader
-from streamworker.archive.segments import table_of
+from streamworker.archive.segments import Columns, table_of
 from streamworker.archive.store import store_at
 from streamworker.core.data.archives import Archive, Footer
 from streamworker.core.data.entries import ZERO, EntryId
@@ -30,7 +28,7 @@ from streamworker.errors import ArchiveConflict, ArchiveError, BackendError
 from streamworker.records.entries import Entries
 from streamworker.redisio.group import archiving
 from streamworker.runtime.archive.identities import verified
-from streamworker.runtime.archive.turns import turn
+from streamworker.runtime.archive.turns import in_thread, turn
 from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.run.commits import Work
 from streamworker.runtime.run.failures import describe_error
@@ -41,8 +39,6 @@ LOOK_MIN_S, LOOK_MAX_S = 0.05, 15.0
 RECORD_BYTES = 200
 """What a record is taken to have before the first segment."""
 PAUSE_MAX_MS = 60_000
-MORE_RECORDS = 2_000_000
-"""Records of one segment at most, however small they are."""
 
 _known: dict[tuple[str, str, str], str] = {}
 """The ids of the archives of streams that this process has verified, by app, stream and URL."""
@@ -95,11 +91,8 @@ class ArchiveMode(Mode):
     async def _caught_up(self) -> Chain:
         """Return the chain, whose end is the checkpoint now."""
         committer, stream = self.commits.committer, self.spec.stream
-        store, committed, named = (
-            store_at(self._archive.url),
-            self.commits.committed,
-            (stream.app, stream.name, self._archive.url),
-        )
+        store, committed = store_at(self._archive.url), self.commits.committed
+        named = stream.app, stream.name, store.url
         try:
             _known[named] = await verified(
                 committer.backend,
@@ -113,7 +106,7 @@ class ArchiveMode(Mode):
         except ArchiveConflict as error:  # `archive adopt` ends it, and nobody need retry the partition then.
             raise ArchiveError(error.message, remedy=error.remedy) from None
         chain = Chain(store, self._partition)
-        last = await _in_thread(chain.last, committed.checkpoint)
+        last = await in_thread(chain.last, committed.checkpoint)
         end = ZERO if last is None else last.last
         if end < committed.checkpoint:
             raise missing(self._partition, end, committed.checkpoint)
@@ -129,11 +122,11 @@ class ArchiveMode(Mode):
         alone = 0
         position = committed.checkpoint
         while mine:
-            table = await _in_thread(self._table, mine, None)
-            alone += await _in_thread(chain.compare, table)
+            table = await in_thread(self._table, mine, None)
+            alone += await in_thread(chain.compare, table)
             position = mine.id_at(len(mine) - 1)
             mine = await archiving.read_raw(*here, position, last.last, self._archive.size_bytes)
-        first = await _in_thread(self._first, chain)
+        first = await in_thread(self._first, chain)
         await archiving.go_on_behind(*here, last.last, total=last.total, before=first.total - first.records)
         self.log.info(
             "archive_passed",
@@ -173,15 +166,15 @@ class ArchiveMode(Mode):
         committed, start = self.commits.committed, self.commits.start
         size = sum(entries.sizes)
         began_s = monotonic_s()
-        table = await _in_thread(self._table, entries, self._columns)
+        table = await in_thread(self._table, entries, self._columns)
         records = table.num_rows
         self._record_bytes = max(1.0, size / records)
-        first, last = await _in_thread(_ends, table)
+        first, last = id_at(table, 0), id_at(table, records - 1)
         total = committed.entries + records
         footer = Footer(
             committed.checkpoint, first, last, records, total, start.owner.partition("/")[0], start.lock.epoch
         )
-        stored = await _in_thread(chain.put, table, footer)
+        stored = await in_thread(chain.put, table, footer)
         if not stored:
             if self.observer is not None:
                 self.observer.put_refused(self.spec.stream)
@@ -200,20 +193,10 @@ class ArchiveMode(Mode):
         )
         return True
 
-    def _table(self, entries: Entries, columns: Any) -> Any:
+    def _table(self, entries: Entries, columns: Columns | None) -> pa.Table:
         stream = self.spec.stream
         return table_of(entries, packing_of(stream), columns, rows_reader(stream))
 
     async def _commit(self, last: EntryId, records: int) -> None:
         await self.commits.submit(Work(archived=(last, records)))
         await self.commits.flush()
-
-
-def _ends(table: Any) -> tuple[EntryId, EntryId]:
-    from streamworker.archive.chain import id_at
-
-    return id_at(table, 0), id_at(table, table.num_rows - 1)
-
-
-async def _in_thread(call: Callable[..., Any], *given: Any) -> Any:
-    return await anyio.to_thread.run_sync(call, *given)
