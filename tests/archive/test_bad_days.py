@@ -1,6 +1,7 @@
 """What an archive does when Redis, its store or its clock is not what it was."""
 
 import shutil
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ import pytest
 
 from streamworker.archive.store import FileStore
 from streamworker.core.data.entries import EntryId
+from streamworker.errors import BackendRefused
 from streamworker.redisio.keys import GroupKeys
 from streamworker.runtime.run.modes import archive
-from tests.archive.shop import KEYS, Shop, all_archived, all_trimmed, ends, exact, ids_in, left
+from tests.archive.shop import KEYS, Order, Shop, all_archived, all_trimmed, ends, exact, ids_in, left
 from tests.helpers import wait_for_async
+from tests.stage.server import Server
 
 pytestmark = pytest.mark.anyio
 
@@ -217,3 +220,37 @@ def at_least(raw: Any, at: EntryId, most: EntryId) -> str:
     its = max(at, EntryId(last.ms, last.seq + 1))
     assert its <= most
     return str(its)
+
+
+async def test_a_redis_that_is_full_is_emptied_once_the_store_is_back(
+    own_server: Server, tmp_path: Path
+) -> None:
+    """It refuses senders meanwhile, and loses nothing that it has confirmed."""
+    lake = tmp_path / "lake"
+    with exact(own_server.url) as raw:
+        shop = Shop(own_server.url, str(lake))
+        async with shop.works():
+            await shop.send(range(100))
+            await all_trimmed(raw, 4)
+            lake.rename(tmp_path / "elsewhere")
+            lake.write_text("no folder")
+            raw.config_set("maxmemory", raw.info("memory")["used_memory"] + 1_000_000)
+            sent = 100
+
+            async def fill() -> None:
+                nonlocal sent
+                while True:
+                    long = [Order(uuid.uuid4().hex * 20, n) for n in range(sent, sent + 100)]
+                    await shop.orders.send_many(long)
+                    sent += 100
+
+            with pytest.raises(BackendRefused):
+                await fill()
+            await said(raw, "did not answer")
+            lake.unlink()
+            (tmp_path / "elsewhere").rename(lake)
+            await all_trimmed(raw, 4)
+            await shop.send(range(sent, sent + 100))
+            await all_trimmed(raw, 4)
+    assert sent > 1000
+    assert sent + 100 <= len(set(ids_in(str(lake), 4))) < sent + 200, "the last call was done in part"

@@ -1,5 +1,6 @@
 """Groups that were declared late read from the archive what Redis has trimmed."""
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,13 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
+from streamworker import Context
 from streamworker.archive.chain import BATCH_BYTES, Chain
 from streamworker.archive.store import FileStore, store_at
 from streamworker.core.data.entries import ZERO
 from streamworker.redisio.keys import GroupKeys
 from streamworker.testing import Snapshot
-from tests.archive.shop import Shop, all_archived, all_trimmed, ends, exact
+from tests.archive.shop import KEYS, Shop, all_archived, all_trimmed, ends, exact
 from tests.helpers import wait_for_async
 
 pytestmark = pytest.mark.anyio
@@ -151,3 +153,32 @@ async def test_large_records_are_read_a_few_at_a_time(redis_url: str, tmp_path: 
     parts = [*Chain(store_at(lake), 0).read(ZERO)]
     assert sum(part.table.num_rows for part in parts) == 300
     assert max(part.table.nbytes for part in parts) <= 2 * BATCH_BYTES
+
+
+async def test_a_group_that_stands_in_redis_turns_back_to_the_archive_that_has_passed_it(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """It had read a few records when all others were archived and trimmed, and more came behind them."""
+    shop = Shop(redis_url, str(tmp_path / "lake"), 2, single_entries=True, app={"fetch_count": 10})
+    goes_on, seen = asyncio.Event(), list[tuple[int, int]]()
+
+    @shop.app.processor(shop.orders, name="late")
+    async def late(order: Any, ctx: Context) -> None:
+        if len(seen) >= 10:
+            await goes_on.wait()
+        seen.append((ctx.partition, order.n))
+
+    with exact(redis_url) as raw:
+        async with shop.works():
+            for n in range(0, 1000, 100):
+                await shop.send(range(n, n + 100))
+            await all_archived(raw, 2)
+            await wait_for_async(lambda: raw.xlen(KEYS.events(0)) == raw.xlen(KEYS.events(1)) == 0, "trimmed")
+            assert len(seen) == 10
+            goes_on.set()
+            await shop.send(range(1000, 1100))
+            await wait_for_async(ends(raw, 2, "late"), "all is read")
+    assert sorted(n for _, n in seen) == [*range(1100)]
+    for p in range(2):
+        numbers = [n for partition, n in seen if partition == p]
+        assert numbers == sorted(numbers)
