@@ -231,12 +231,32 @@ def _sync(folder: Path) -> None:
             os.close(found)
 
 
-@lru_cache(maxsize=256)
+_tests: list[str] = []
+
+
+@contextmanager
+def in_memory(server: str) -> Iterator[None]:
+    """Let each URL name a store in memory that belongs to a server in memory, as long as a block runs.
+
+    So a test of an app neither writes to the app's archive nor makes it one of another Redis.
+    """
+    _tests.append(server)
+    try:
+        yield
+    finally:
+        _tests.remove(server)
+
+
 def store_at(url: str) -> Store:
     """Return the store of a URL, one for the whole process; it connects to nothing yet.
 
     Raises ConfigurationError if the extra ``archive`` is not installed, or the URL is none.
     """
+    return _store_at(f"memory://{_tests[-1]}/{url}" if _tests else url)
+
+
+@lru_cache(maxsize=256)
+def _store_at(url: str) -> Store:
     is_file = "://" not in url or url.startswith("file://")
     return FileStore(url) if is_file else Store(url)
 

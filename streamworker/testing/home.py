@@ -37,6 +37,10 @@ class Home:
                     'clock="virtual" is for a server in memory.', remedy="Leave out url= or clock=."
                 )
             self.clock = self._ends.enter_context(JumpingClock(app.settings.handler_threads))
+        if is_in_memory(self.url) and app.registry.archived:
+            from streamworker.archive.store import in_memory
+
+            self._ends.enter_context(in_memory(self.url))
         if self.url != app.settings.redis_url:
             # A send may be under way in another task: what it uses stays open, beside what is opened now.
             app._opened = {}  # noqa: SLF001

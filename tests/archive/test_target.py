@@ -4,12 +4,25 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
+import msgspec
+import pytest
+
+from streamworker import App
+from streamworker.archive.store import store_at
 from streamworker.core.data.archives import Archive
+from streamworker.testing import local_worker
+from tests.helpers import wait_for_async
 
 ROOT = Path(__file__).parents[2]
 TARGET = ROOT / "tests" / "target"
+
+
+class Number(msgspec.Struct):
+    value: int
 
 
 def test_a_program_with_archives_is_typed_and_its_commands_exist() -> None:
@@ -77,3 +90,21 @@ def test_a_worker_without_archives_loads_none_of_it() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+async def test_a_test_of_an_app_writes_nothing_to_its_archive(
+    tmp_path: Path, clock: Literal["real", "virtual"]
+) -> None:
+    """On a server in memory the archive is in memory, too: else production would refuse its own."""
+    app = App("shop")
+    archive = Archive(str(tmp_path / "lake"), every="100 ms", after="0 seconds")
+    numbers = app.stream("numbers", Number, partitions=1, archive=archive)
+
+    for _ in range(2):
+        async with local_worker(app, clock=clock):
+            await numbers.send(Number(7))
+            archived = partial(store_at(archive.url).names, "partition=0")
+            await wait_for_async(archived, "the record is archived")
+    assert not (tmp_path / "lake").exists()
