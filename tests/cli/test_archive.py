@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from streamworker.archive.identity import read_identity
+from streamworker.archive.identity import put_identity, read_identity
 from streamworker.archive.store import Store, store_at
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.core.data.archives import GROUP, name_of
@@ -294,6 +294,27 @@ def test_an_expiry_that_is_killed_leaves_a_chain(
     assert streamworker.tells("archive", "check", "shop:orders")["records"] == 14
     streamworker.does("archive", "expire", "shop:orders", "--yes")
     assert len(chain_of("shop:orders", 0).segments()) == len(chain_of("shop:orders", 1).segments()) == 1
+
+
+@pytest.mark.parametrize("field", ["id", "stream"])
+def test_the_archive_of_somebody_else_is_left_alone(
+    streamworker: Invoke, redis_url: str, orders: Store, field: str
+) -> None:
+    """Behind a wrong URL: nothing of it expires, is erased or published, until it is adopted."""
+    filled(redis_url)
+    theirs = read_identity(orders)
+    assert theirs is not None
+    orders.delete(["_stream.json"])
+    put_identity(orders, theirs._replace(**{field: "other"}))
+    for command in (
+        ("archive", "expire", "shop:orders", "--older-than", "1 day", "--yes"),
+        ("archive", "publish", "shop:orders", "--delta"),
+        ("erase", "shop:app", "--key", "c1", "--yes"),
+    ):
+        result = streamworker(*command)
+        assert result.exit_code == ExitCode.FAILED, command
+        assert "is left alone. It" in result.output
+    assert len(all_of("shop:orders")) == 20 and not orders.names("_delta_log")
 
 
 def test_what_has_no_archive_is_refused_and_what_has_one_is_listed(invoke: Invoke, shop: Path) -> None:

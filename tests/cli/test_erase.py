@@ -262,6 +262,23 @@ def test_an_erasure_that_is_killed_between_two_segments_is_run_again(
     assert "bob" not in people()
 
 
+@pytest.mark.parametrize("url", ["memory"], indirect=True)
+def test_a_key_is_looked_for_in_all_partitions_that_it_has_had(
+    streamworker: Invoke, redis_url: str, orders: Store
+) -> None:
+    """A stream that has grown has its older records in the partitions that are sealed."""
+    del orders
+    filled(redis_url)
+    with opened(redis_url) as raw:
+        raw.hset(KEYS.meta, "partitions", "2+3")
+    streamworker.does("archive", "status", "shop:orders")  # From now on this process knows the map.
+    old_records(redis_url, "shop:orders", [order(n, "bob") for n in range(3)], 5_000)
+    assert sum(archived(redis_url, "shop:orders", trim=True).values()) == 3
+    assert told(streamworker, "bob")["gone"][0]["number"] == 13
+    assert "bob" not in people() and len(people()) == 30
+    assert streamworker.tells("archive", "check", "shop:orders", "--deep")["faults"] == []
+
+
 @pytest.mark.parametrize("url", ["files"], indirect=True)
 def test_a_process_that_is_killed_while_it_erases_leaves_a_chain(
     streamworker: Invoke, redis_url: str, shop: Path, orders: Store, spawn: SpawnWorker

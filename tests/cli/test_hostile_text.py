@@ -154,7 +154,7 @@ LOOKS = {
 
 SHOWS_NONE = {
     *("send", "acl", "dead replay", "dead drop", "size"),
-    *("table list", "later cancel", "wait", "health", "archive expire", "archive publish"),
+    *("table list", "later cancel", "wait", "health"),
 }
 SHOWS_IT = LOOKS.keys() - SHOWS_NONE
 """Commands in whose output the text must be found: else the walk would show nothing."""

@@ -8,7 +8,7 @@ import typer
 
 from streamworker.cli.archive.adopting import adopted
 from streamworker.cli.archive.comparing import Checked, check_archive
-from streamworker.cli.archive.places import Place, place_of
+from streamworker.cli.archive.places import Place, check_own, place_of
 from streamworker.cli.archive.status import status
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.options import AsJson, Yes, argument, option
@@ -153,6 +153,7 @@ class _Gone:
 async def _expire(backend: Backend, place: Place, keep_ms: int, dry_run: bool, gone: Any) -> None:
     from streamworker.archive.life import expire as expired
 
+    await check_own(backend, place)
     before_ms = await backend.time_ms() - keep_ms
 
     def go(partition: int) -> None:
@@ -205,6 +206,7 @@ async def _published(backend: Backend, place: Place) -> Any:
         raise StreamworkerError(
             f"{place.archive.url} has no archive yet.", remedy="A worker makes it, once a segment is due."
         )
+    await check_own(backend, place)
     chains = [place.chain(partition) for partition in place.stream.placement.all]
     given = chains, place.archive.url, identity.id, await backend.time_ms()
     return await anyio.to_thread.run_sync(published, *given)

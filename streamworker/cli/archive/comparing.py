@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from streamworker.cli.archive.places import Known, Place, each_of, known
+from streamworker.cli.archive.places import Known, Place, each_of, known, not_its_own
 from streamworker.core.data.archivelife import Fault, beyond_end
 from streamworker.core.data.entries import EntryId
 from streamworker.errors import ArchiveConflict
@@ -47,7 +47,8 @@ class Checked:
 async def check_archive(backend: Backend, place: Place, deep: bool) -> Checked:
     """Look at all that an archive has, and at what Redis says of it."""
     found = Checked()
-    found.faults += await _whose(backend, place)
+    if wrong := await not_its_own(backend, place):
+        found.faults.append(Fault("identity", wrong))
     partitions = place.stream.placement.all
     here = await known(backend, place, partitions)  # Before the chains, which only grow.
     found.faults += await anyio.to_thread.run_sync(_beside, place)
@@ -59,24 +60,6 @@ async def check_archive(backend: Backend, place: Place, deep: bool) -> Checked:
         for name in ("records", "erased", "segments", "bytes", "compared", "alone", "faults"):
             setattr(found, name, getattr(found, name) + getattr(each, name))
     return found
-
-
-async def _whose(backend: Backend, place: Place) -> list[Fault]:
-    from streamworker.archive.identity import read_identity
-
-    try:
-        stored = await anyio.to_thread.run_sync(read_identity, place.store)
-    except ArchiveConflict as error:
-        return [Fault("identity", error.message)]
-    has = ((await backend.execute("HGET", place.keys.meta, place.field)) or b"").decode("utf-8", "replace")
-    mine = place.mine
-    if stored is None:
-        return [Fault("identity", "The store has no _stream.json, which says whose archive it is.")]
-    if stored[:3] != mine[:3]:
-        return [Fault("identity", f"It is the archive of {stored.whose}, and not of {mine.whose}.")]
-    if stored.id != has:
-        return [Fault("identity", f"Its id is {stored.id}, and Redis knows it by the id {has or 'none'}.")]
-    return []
 
 
 def _beside(place: Place) -> list[Fault]:

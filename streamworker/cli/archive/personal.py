@@ -11,7 +11,7 @@ import anyio
 import msgspec
 
 from streamworker.app import App
-from streamworker.cli.archive.places import Place, each_of
+from streamworker.cli.archive.places import Place, check_own, each_of
 from streamworker.cli.data.letters import stored
 from streamworker.cli.data.wording import MAY_KILL, as_written
 from streamworker.cli.support import group_keys
@@ -319,6 +319,8 @@ class Eraser:
             for p in self._partitions
             for segment in await anyio.to_thread.run_sync(place.chain(p).segments)
         ]
+        if work:
+            await check_own(self._backend, place)
         gone = segments = unreadable = 0
 
         async def one(at: tuple[int, Segment]) -> None:

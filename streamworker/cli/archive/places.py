@@ -15,7 +15,7 @@ from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.words import counted
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec
-from streamworker.errors import ConfigurationError
+from streamworker.errors import ArchiveConflict, ConfigurationError
 from streamworker.importing import resolve_archived
 from streamworker.redisio.group import readers
 from streamworker.redisio.group.locks import LockView, read_locks
@@ -153,6 +153,34 @@ async def known(backend: Backend, place: Place, partitions: Sequence[int]) -> di
         p: Known(EntryId(rows.get(p, 0), 0), lock, position.failed, logs.get(p, ""))
         for p, lock in views.items()
     }
+
+
+async def not_its_own(backend: Backend, place: Place) -> str:
+    """Return why the store does not hold the archive that Redis knows; empty if it does."""
+    from streamworker.archive.identity import read_identity
+
+    try:
+        stored = await anyio.to_thread.run_sync(read_identity, place.store)
+    except ArchiveConflict as error:
+        return error.message
+    has = ((await backend.execute("HGET", place.keys.meta, place.field)) or b"").decode("utf-8", "replace")
+    mine = place.mine
+    if stored is None:
+        return "The store has no _stream.json, which says whose archive it is."
+    if stored[:3] != mine[:3]:
+        return f"It is the archive of {stored.whose}, and not of {mine.whose}."
+    if stored.id != has:
+        return f"Its id is {stored.id}, and Redis knows it by the id {has or 'none'}."
+    return ""
+
+
+async def check_own(backend: Backend, place: Place) -> None:
+    """Raise ArchiveConflict if the store does not hold the archive that Redis knows."""
+    if wrong := await not_its_own(backend, place):
+        raise ArchiveConflict(
+            f"{place.archive.url} is left alone. {wrong}",
+            remedy="Correct the URL; or, if this is the right one, run `streamworker archive adopt`.",
+        )
 
 
 async def each_of(function: Callable[[S], Awaitable[T]], items: Iterable[S]) -> list[T]:
