@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from streamworker.archive.store import FileStore
 from streamworker.core.data.entries import EntryId
@@ -254,3 +255,42 @@ async def test_a_redis_that_is_full_is_emptied_once_the_store_is_back(
             await all_trimmed(raw, 4)
     assert sent > 1000
     assert sent + 100 <= len(set(ids_in(str(lake), 4))) < sent + 200, "the last call was done in part"
+
+
+async def test_what_only_the_archive_still_has_after_redis_went_back_is_told_and_read(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """The archive goes on behind it, and its records come once and in order."""
+    lake = str(tmp_path / "lake")
+    with exact(redis_url) as raw:
+        shop = Shop(redis_url, lake, 1)
+        async with shop.works():
+            await shop.send(range(100))
+            await all_archived(raw, 1)
+            known, state = raw.hgetall(KEYS.lock(0)), raw.dump(KEYS.events(0))
+            counts = raw.hgetall(KEYS.counts(0))
+            await shop.send(range(100, 200))
+            await all_archived(raw, 1)
+        raw.hset(KEYS.lock(0), mapping={name: known[name] for name in (b"checkpoint", b"entries")})
+        raw.restore(KEYS.events(0), 0, state, replace=True)
+        raw.delete(KEYS.counts(0))
+        raw.hset(KEYS.counts(0), mapping=counts)
+        shop = Shop(redis_url, lake, 1)
+        late = shop.late()
+        with capture_logs() as lines:
+            async with shop.works() as worker:
+                await wait_for_async(lambda: find(lines, "archive_passed"), "the archive goes on")
+                await shop.send(range(200, 300))
+                await wait_for_async(ends(raw, 1, "late"), "all is read")
+                assert [row["n"] for row in await worker.rows(late)] == [*range(300)]
+                assert (await worker.snapshot()).processors["late"].lag == 0
+                await all_archived(raw, 1)
+        (passed,) = find(lines, "archive_passed")
+        assert passed["only_archived"] == 100
+    ids = ids_in(lake, 1)
+    assert ids == sorted(set(ids))
+    assert len(ids) == 300
+
+
+def find(lines: list[Any], event: str) -> list[Any]:
+    return [line for line in lines if line["event"] == event]

@@ -119,13 +119,14 @@ class ArchiveMode(Mode):
         committer, committed = self.commits.committer, self.commits.committed
         here = committer.backend, committer.keys, self._partition
         mine = await archiving.read_raw(*here, committed.checkpoint, last.last, self._archive.size_bytes)
-        alone = 0
-        position = committed.checkpoint
+        compared, position = 0, committed.checkpoint
         while mine:
             table = await in_thread(self._table, mine, None)
-            alone += await in_thread(chain.compare, table)
+            await in_thread(chain.compare, table)
+            compared += table.num_rows
             position = mine.id_at(len(mine) - 1)
             mine = await archiving.read_raw(*here, position, last.last, self._archive.size_bytes)
+        records = last.total - committed.entries
         first = await in_thread(self._first, chain)
         await archiving.go_on_behind(*here, last.last, total=last.total, before=first.total - first.records)
         self.log.info(
@@ -134,9 +135,9 @@ class ArchiveMode(Mode):
             end=str(last.last),
             by=last.owner,
             epoch=last.epoch,
-            only_archived=alone,
+            only_archived=max(0, records - compared),
         )
-        await self._commit(last.last, last.total - committed.entries)
+        await self._commit(last.last, records)
 
     def _first(self, chain: Chain) -> Footer:
         found = chain.footer(chain.segments()[0].after)
