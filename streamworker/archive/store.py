@@ -122,14 +122,19 @@ class Store:
 
     @_told
     def tail(self, name: str) -> bytes | None:
-        """Return the end of an object, whole if it is small; None if there is none."""
+        """Return the end of an object with its whole footer, if it is Parquet; None if there is none."""
         import obstore
 
         try:
             size = obstore.head(self._store, name)["size"]
             if not size:
                 return b""
-            return bytes(obstore.get_range(self._store, name, start=max(0, size - TAIL_BYTES), end=size))
+            got, needs = b"", TAIL_BYTES
+            while len(got) < min(size, needs):
+                got = bytes(obstore.get_range(self._store, name, start=max(0, size - needs), end=size))
+                # Of a table with hundreds of columns the footer is longer; its length stands before its end.
+                needs = max(needs, int.from_bytes(got[-8:-4], "little") + 8) if got[-4:] == b"PAR1" else needs
+            return got
         except FileNotFoundError:
             return None
 

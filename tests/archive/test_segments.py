@@ -1,6 +1,7 @@
 """A segment gives back what Redis held: the same ids, fields and headers in the same order."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker import App
-from streamworker.archive.chain import id_at
+from streamworker.archive.chain import Chain, id_at
 from streamworker.archive.columns import columns_for, packing_of, rows_reader, rows_writer
-from streamworker.archive.segments import encoded, entries_in, footer_in, opened, table_of
+from streamworker.archive.segments import META, encoded, entries_in, footer_in, opened, table_of
+from streamworker.archive.store import TAIL_BYTES, store_at
 from streamworker.core.data.archives import Footer
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.errors import ArchiveConflict
@@ -177,6 +179,18 @@ def test_columns_are_null_where_a_record_cannot_be_read() -> None:
     table = table_of(Entries.of(reply), "json", columns_for(stream))
     assert table["customer"].to_pylist() == ["ann", None, None]
     assert table["n"].to_pylist() == [3, None, None]
+
+
+def test_the_footer_of_a_very_wide_segment_is_read_whole(tmp_path: Path) -> None:
+    schema = META.append(pa.field("n", pa.int64()))
+    rows = {"_time": [5], "_seq": [1], "_headers": [None], "_payload": [b"1"], "_entry": [None], "n": [1]}
+    table = pa.Table.from_pydict(rows, schema=schema)
+    for n in range(600):
+        table = table.append_column(f"a_rather_long_name_of_a_column_{n}", pa.array(["x" * 60]))
+    chain = Chain(store_at(str(tmp_path)), 0)
+    footer = Footer(ZERO, EntryId(5, 1), EntryId(5, 1), 1, 1, "w", 1)
+    assert chain.put(table, footer) > TAIL_BYTES
+    assert chain.last() == footer
 
 
 @pytest.mark.parametrize("body", [b"", b"PAR1", b"x" * 100])
