@@ -147,6 +147,11 @@ def test_status_says_what_only_the_archive_has_and_from_when_on_it_is_read(strea
     told = streamworker.does("status", "shop:app")
     assert "shop: orders -> archive" in told
     assert f"{MANY} records only there, 5 not yet archived" in told
+    shown = {each["processor"]: each for each in streamworker.tells("status", "shop:app")}
+    (archived,) = [
+        each["archived"] for each in shown["count"]["held"]["holdings"] if each["kind"] == "stream"
+    ]
+    assert (archived["records"], archived["only"], archived["waiting"]) == (MANY, MANY, 5)
     held = next(row for row in told.splitlines() if row.startswith("stream ") and " orders " in row)
     assert str(datetime.now(UTC).year) in held, "its oldest record is in the archive"
     groups = {each["processor"]: each["lag"] for each in streamworker.tells("lag", "shop:app")}
