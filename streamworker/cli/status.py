@@ -67,7 +67,7 @@ async def holdings_of(backend: Backend, selection: Selection) -> Holdings:
         # Of a whole app also the streams that none of its processors reads.
         specs += (stream.spec for stream in selection.app.registry.streams.values())
     streams = {spec.name: spec.placement.total for spec in specs}
-    groups = [(spec.stream.name, spec.name) for spec in selection.processors]
+    groups = [(each.stream.name, each.name) for each in selection.processors if not each.is_archiver]
     archives = {spec.name: spec.archive for spec in specs if spec.archive is not None}
     return await take_holdings(backend, selection.app.name, streams, groups, archives)
 

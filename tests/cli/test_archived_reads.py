@@ -154,6 +154,7 @@ def test_status_says_what_only_the_archive_has_and_from_when_on_it_is_read(strea
     assert (archived["records"], archived["only"], archived["waiting"]) == (MANY, MANY, 5)
     held = next(row for row in told.splitlines() if row.startswith("stream ") and " orders " in row)
     assert str(datetime.now(UTC).year) in held, "its oldest record is in the archive"
+    assert "acked log" not in streamworker.does("status", "shop:orders.archive"), "it has none"
     groups = {each["processor"]: each["lag"] for each in streamworker.tells("lag", "shop:app")}
     assert groups == {"count": 5, "archive": 5}
     assert [each["processor"] for each in streamworker.tells("lag", "shop:orders.archive")] == ["archive"]
