@@ -10,8 +10,9 @@ import anyio
 import pytest
 
 from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.workers.exporter import Groups
 from streamworker.core.data.archives import GROUP
-from streamworker.importing import resolve_app
+from streamworker.importing import resolve_app, resolve_processors
 from streamworker.redisio.data.trimming import trim_many
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
@@ -196,3 +197,17 @@ def test_size_tells_the_bytes_objects_and_price_of_an_archive(streamworker: Invo
     assert "orders" in told and f"{30 * 1_728_000:,}" in told
     wrong = streamworker(*asked, "--prices", "cheap")
     assert wrong.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.usefixtures("trimmed")
+def test_the_exporter_tells_what_waits_and_an_archiver_wants_no_worker_for_it() -> None:
+    """It waits for its interval: more workers would archive no sooner."""
+    time.sleep(0.4)
+    samples = [each for family in Groups(resolve_processors("shop:app")).collect() for each in family.samples]
+    of_stream = {each.name: each.value for each in samples if "processor" not in each.labels}
+    assert of_stream["streamworker_archive_waiting_records"] == 5
+    assert of_stream["streamworker_archive_waiting_seconds"] >= 0.4
+    assert of_stream["streamworker_archive_late"] == 1
+    assert of_stream["streamworker_archive_only_records"] == MANY
+    wants = {each.labels["processor"] for each in samples if each.name == "streamworker_desired_workers"}
+    assert wants == {"count"}
