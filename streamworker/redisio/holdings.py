@@ -77,23 +77,26 @@ async def _archived(backend: Backend, keys: GroupKeys, partitions: int, archive:
     asked: list[Sequence[Argument]] = []
     for p in range(partitions):
         asked += [("XLEN", keys.events(p)), RecordCounts.command(keys.counts(p))]
-        asked += [("HMGET", lock(p), "checkpoint", "entries", "before", "owner", "reason")]
+        asked += [("HMGET", lock(p), "checkpoint", "entries", "before", "owner", "reason", "waits_since")]
     replies = all_answered(await backend.pipeline(asked))
     ends: list[EntryId] = []
     records = only = waiting = 0
     reasons: list[str] = []
+    oldest: list[int] = []
     for p, (length, counts, known) in enumerate(zip(*(replies[at::3] for at in range(3)), strict=True)):
-        packed, (checkpoint, *told, owner, reason) = RecordCounts.of(counts), known
+        packed, (checkpoint, *told, owner, reason, since) = RecordCounts.of(counts), known
         entries, before = map(number, told)
         total = length + packed.dropped + packed.extra if packed.dropped >= 0 else packed.present(length)
         ends.append(EntryId.parse(checkpoint) if checkpoint else ZERO)
         records += entries - before
         only += max(0, min(entries, total - packed.present(length)) - before)
-        waiting += max(0, total - entries) if checkpoint else packed.present(length)
+        its_waiting = max(0, total - entries) if checkpoint else packed.present(length)
+        waiting += its_waiting
+        # Without a worker nobody notes it: then it is since the last archived record, at most.
+        its_since = number(since or b"") or ends[-1].ms
+        oldest += [its_since] if its_waiting and its_since else []
         why = (reason or b"").decode("utf-8", "replace") or ("" if owner else "no worker archives it")
         reasons += [f"partition {p}: {why}"] if why else []
-    firsts = [("XRANGE", keys.events(p), f"({end}", "+", "COUNT", 1) for p, end in enumerate(ends)]
-    oldest = [EntryId.parse(each[0][0]).ms for each in all_answered(await backend.pipeline(firsts)) if each]
     its = max(end.ms for end in ends), records, only, waiting, min(oldest, default=None)
     return Archived(archive, partitions, *its, tuple(reasons))
 

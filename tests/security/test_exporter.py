@@ -23,7 +23,7 @@ class Order(msgspec.Struct):
 def shop_app(url: str) -> App:
     """Return an app with all that a viewer may look at: a table, timers, a chain."""
     app = App("shop", redis_url=url)
-    orders = app.stream("orders", Order, key="order_id", partitions=2)
+    orders = app.stream("orders", Order, key="order_id", partitions=2, archive="memory://exporter")
     priced = app.stream("priced", Order, partitions=2)
     totals = app.table("totals", int)
 

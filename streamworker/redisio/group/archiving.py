@@ -8,7 +8,7 @@ from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
 from streamworker.errors import ConfigurationError
 from streamworker.records.entries import Entries, joined_entries
 from streamworker.redisio.keys import GroupKeys, StreamKeys, number
-from streamworker.redisio.scripts import GO_ON, checked
+from streamworker.redisio.scripts import GO_ON, STORE, checked
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered
 from streamworker.redisio.wire.info import RecordCounts
@@ -44,6 +44,13 @@ async def read_waiting(backend: Backend, keys: StreamKeys, partition: int, after
     now_ms = await backend.time_ms(near=events)
     oldest = EntryId.parse(found[0][0]).ms if found else None
     return Unarchived(now_ms, oldest, RecordCounts.of(counts).lag(length, number(entries)))
+
+
+async def note_waiting(backend: Backend, keys: StreamKeys, partition: int, since_ms: int | None) -> None:
+    """Note in the lock since when the oldest record waits; who may not read records sees it there."""
+    fields = ("waits_since", "" if since_ms is None else since_ms)
+    lock = archiver_keys(keys).lock(partition)
+    checked(await backend.run(STORE, STORE.call(hash=lock, command="HSET", fields=fields)))
 
 
 async def read_raw(

@@ -56,6 +56,8 @@ class ArchiveMode(Mode):
         self._columns = columns_for(stream) if archive.columns else None
         self._look_s = min(max(archive.every_ms / 20_000, LOOK_MIN_S), LOOK_MAX_S)
         self._record_bytes = float(RECORD_BYTES)
+        self._noted_ms: int | None = -1
+        """Since when the oldest record waits, as the lock has it; -1 before the first look."""
         self._chain: Chain | None = None
         """The chain, once its end is where the checkpoint is."""
         self.intake.buffer.close()  # Nothing is read ahead.
@@ -153,6 +155,9 @@ class ArchiveMode(Mode):
         checkpoint = self.commits.committed.checkpoint
         waiting = await archiving.read_waiting(*here, checkpoint)
         oldest_ms, until_ms = waiting.oldest_ms, waiting.now_ms - archive.after_ms
+        if oldest_ms != self._noted_ms:
+            await archiving.note_waiting(*here, oldest_ms)
+            self._noted_ms = oldest_ms
         if oldest_ms is None or oldest_ms > until_ms:
             return False
         is_large = waiting.records * self._record_bytes >= archive.size_bytes
