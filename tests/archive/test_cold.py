@@ -115,7 +115,12 @@ def ends_at(raw: Any, partition: int) -> bool:
     return bool(raw.hget(keys.lock(partition), "checkpoint") == end)
 
 
-@pytest.mark.parametrize("protocol", ["membership", "claim", "lease"])
+FULL = pytest.mark.full("another protocol")
+
+
+@pytest.mark.parametrize(
+    "protocol", ["membership", pytest.param("claim", marks=FULL), pytest.param("lease", marks=FULL)]
+)
 async def test_a_late_group_goes_on_from_the_archive_into_redis_in_each_protocol(
     redis_url: str, tmp_path: Path, protocol: str
 ) -> None:

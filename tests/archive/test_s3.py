@@ -12,7 +12,7 @@ from tests.chaos.proxy import Proxy
 from tests.helpers import wait_for_async
 from tests.stage.moto import moto_server, variables
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.full("starts an S3")]
 
 BUCKETS = itertools.count()
 

@@ -25,6 +25,7 @@ class Number(msgspec.Struct):
     value: int
 
 
+@pytest.mark.full("runs mypy")
 def test_a_program_with_archives_is_typed_and_its_commands_exist() -> None:
     """Mypy --strict passes it, and each command of its head shows its help."""
     program = TARGET / "archive.py"
