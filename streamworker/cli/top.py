@@ -33,7 +33,7 @@ def top(
     """
     selection = resolve_processors(app, processor)
     if once or not sys.stdout.isatty():
-        ask(selection.app, _print_frames, selection.processors)
+        ask(selection.app, _print_frames, selection.groups)
     else:
         show(selection)
 
@@ -49,9 +49,13 @@ def show(
     async def live(backend: Backend) -> None:
         from streamworker.tui.app import watch
 
-        specs = {spec.name: spec for spec in selection.processors}
+        # Each archived stream has a group of one name.
+        specs = {
+            f"{spec.stream.name}.{spec.name}" if spec.is_archiver else spec.name: spec
+            for spec in selection.groups
+        }
         await watch(
-            {name: f"{spec.stream.app} {spec.stream.name} → {name}" for name, spec in specs.items()},
+            {name: f"{spec.stream.app} {spec.stream.name} → {spec.name}" for name, spec in specs.items()},
             lambda name: take(backend, specs[name]),
             console=console(),
             stopped=stopped,

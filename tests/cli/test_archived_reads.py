@@ -9,6 +9,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from streamworker.archive.chain import Chain
+from streamworker.archive.logs import read_rows
+from streamworker.archive.store import store_at
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.workers.exporter import Groups
 from streamworker.core.data.archives import GROUP
@@ -211,3 +214,48 @@ def test_the_exporter_tells_what_waits_and_an_archiver_wants_no_worker_for_it() 
     assert of_stream["streamworker_archive_only_records"] == MANY
     wants = {each.labels["processor"] for each in samples if each.name == "streamworker_desired_workers"}
     assert wants == {"count"}
+
+
+LOGGED = (
+    SHOP.replace("forward=False)", 'log_archive=Archive(LAKE + "/log", every="100 ms", after="0 seconds"))')
+    .replace("async def count(order: Order) -> None:", "async def count(order: Order) -> Order:")
+    .replace("or 0) + 1)", "or 0) + 1)\n    return order")
+)
+
+
+def test_peek_shows_rows_that_only_the_archive_has(streamworker: Invoke, shop: Path, redis_url: str) -> None:
+    """The newest of all, whether Redis has none of them, some or enough."""
+    (shop / "shop.py").write_text(LOGGED.replace("LAKE", repr(str(shop / "lake"))), "utf-8")
+    send(streamworker, 0)
+
+    async def work() -> None:
+        async with local_worker(resolve_app("shop:app"), url=redis_url, name="w1"):
+            await wait_for_async(lambda: len(logged()) == MANY, "all rows are archived")
+
+    def logged() -> list[int]:
+        found = [read_rows(Chain(store_at(f"{shop}/lake/log"), p), log_of(p), 0, MANY) for p in (0, 1)]
+        return [n for rows in found for commit in rows for n in commit.rows["order_id"].to_pylist()]
+
+    with opened(redis_url) as raw:
+
+        def log_of(partition: int) -> str:
+            return (raw.hget(COUNT.lock(partition), "log") or b"").decode()
+
+        anyio.run(work)
+        whole = json.loads(streamworker.does("peek", "shop:count", "--last", "1000"))
+        assert sorted(row["order_id"] for row in whole) == [*range(MANY)]
+        for left in (5, 1, 0):
+            for p in (0, 1):
+                raw.xtrim(COUNT.acked(p), maxlen=left, approximate=False)
+            assert json.loads(streamworker.does("peek", "shop:count", "--last", "1000")) == whole
+            assert json.loads(streamworker.does("peek", "shop:count", "--last", "7")) == whole[-7:]
+            of_one = json.loads(streamworker.does("peek", "shop:count", "1", "--last", "3"))
+            assert [{"partition": 1, **row} for row in of_one] == [r for r in whole if r["partition"] == 1][
+                -3:
+            ]
+
+
+@pytest.mark.usefixtures("trimmed")
+def test_top_shows_the_archiver_beside_the_processors(streamworker: Invoke) -> None:
+    frames = streamworker.does("top", "shop:app", "--once")
+    assert "orders → count" in frames and "orders → archive" in frames

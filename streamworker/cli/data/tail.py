@@ -5,6 +5,7 @@ from contextlib import aclosing, suppress
 from typing import Annotated, Any
 
 import anyio
+import anyio.to_thread
 import msgspec
 import typer
 
@@ -35,6 +36,9 @@ FOLLOW_S = 0.5
 """How often ``--follow`` looks for new entries."""
 LOOKED_AT = 1_000
 """The newest entries of a partition, among which ``--key`` looks."""
+
+_Commit = tuple[int, int, int, Any]
+"""Rows that were committed together: when, in which partition, the number of the last one, and the rows."""
 
 StreamPath = Annotated[str, argument("STREAM", "MODULE:NAME of the stream, such as shop:orders.")]
 Last = Annotated[int, option("--last -n N", "At most so many, the newest.", min=1)]
@@ -222,20 +226,50 @@ async def _peek(
     keys, names_them = group_keys(spec), partition is None
     schemas = await stored_schemas(backend, keys)
     replies = await backend.pipeline([("XREVRANGE", keys.acked(p), "+", "-", "COUNT", last) for p in asked])
-    entries = [
-        (whole(entry.fields.get(b"at", b"")) or 0, p, entry)
-        for p, reply in zip(asked, all_answered(replies), strict=True)
-        for entry in Entries.of(reply)
-    ]
+    commits: list[_Commit] = []
+    starts: dict[int, int] = {}
+    for p, reply in zip(asked, all_answered(replies), strict=True):
+        for entry in Entries.of(reply):
+            at_ms = whole(entry.fields.get(b"at", b"")) or 0
+            batch = without_metadata(decode_entry(entry.id, entry.fields, schemas))
+            starts[p] = entry.id.ms - batch.num_rows
+            commits.append((at_ms, p, entry.id.ms, batch))
+    if spec.options.archive_of_log and sum(each[3].num_rows for each in commits) < last:
+        commits += await _archived(backend, spec, asked, starts, last)
     rows: list[dict[str, Any]] = []
     # Newest first; the entries of one partition in their order.
-    for _, p, entry in sorted(entries, key=lambda each: (each[0], each[1], each[2].id), reverse=True):
-        found = without_metadata(decode_entry(entry.id, entry.fields, schemas)).to_pylist()
+    for _, p, end, batch in sorted(commits, key=lambda each: each[:3], reverse=True):
+        found = batch.to_pylist()
         which = {"partition": p} if names_them else {}
-        rows += [{**which, "row": entry.id.ms - len(found) + at, **row} for at, row in enumerate(found)][::-1]
+        rows += [{**which, "row": end - len(found) + at, **row} for at, row in enumerate(found)][::-1]
         if len(rows) >= last:
             break
     return rows[:last][::-1], "" if rows else await _why_no_rows(backend, spec, asked)
+
+
+async def _archived(
+    backend: Backend, spec: ProcessorSpec, asked: Sequence[int], starts: Mapping[int, int], last: int
+) -> list[_Commit]:
+    """Return the newest rows below those that Redis has."""
+    from streamworker.archive.chain import Chain
+    from streamworker.archive.logs import read_rows
+    from streamworker.archive.store import store_at
+    from streamworker.redisio.data.ackedlog import without_metadata
+
+    archive = spec.options.archive_of_log
+    assert archive is not None
+    locks = await read_locks(backend, group_keys(spec), asked)
+
+    def read() -> list[_Commit]:
+        return [
+            (commit.at_ms, p, commit.end, without_metadata(commit.rows))
+            for p, lock in locks.items()
+            if isinstance(lock, LockView)
+            for end in [starts.get(p, lock.rows)]
+            for commit in read_rows(Chain(store_at(archive.url), p), lock.log, max(0, end - last), end)
+        ]
+
+    return await anyio.to_thread.run_sync(read)
 
 
 async def _why_no_rows(backend: Backend, spec: ProcessorSpec, asked: Sequence[int]) -> str:
