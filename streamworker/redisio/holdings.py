@@ -10,7 +10,7 @@ from streamworker.errors import BackendError
 from streamworker.redisio.data import retention
 from streamworker.redisio.data.retention import Amount
 from streamworker.redisio.group.archiving import archiver_keys
-from streamworker.redisio.keys import GroupKeys, number
+from streamworker.redisio.keys import GroupKeys, StreamKeys, number
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered, is_missing_key
 from streamworker.redisio.wire.info import RecordCounts
@@ -43,7 +43,7 @@ async def take_holdings(
             times = [EntryId.parse(each[0][0]).ms for each in firsts if isinstance(each, list) and each]
             holding = replace(holding, is_read=False, oldest_ms=min(times, default=None))
         if archive := (archives or {}).get(stream):
-            holding = replace(holding, archived=await _archived(backend, keys, partitions, archive))
+            holding = replace(holding, archived=await take_archived(backend, keys, partitions, archive))
         held.append(holding)
     for stream, group in groups:
         keys, count = GroupKeys(app, stream, group), range(streams[stream])
@@ -71,7 +71,7 @@ def _sum(kind: Kind, name: str, here: Sequence[Amount], kept: str) -> Holding:
     )
 
 
-async def _archived(backend: Backend, keys: GroupKeys, partitions: int, archive: Archive) -> Archived:
+async def take_archived(backend: Backend, keys: StreamKeys, partitions: int, archive: Archive) -> Archived:
     """Return how far the archive of a stream is."""
     lock = archiver_keys(keys).lock
     asked: list[Sequence[Argument]] = []

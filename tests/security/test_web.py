@@ -46,6 +46,24 @@ async def halting(order) -> None:
 async def retrying(order) -> None:
     raise ValueError("not at entry 1-1")
 """
+KEPT = """
+import msgspec
+from streamworker import App
+
+app = App("shop")
+
+
+class Order(msgspec.Struct):
+    order_id: int
+    customer: str
+
+
+orders = app.stream("orders", Order, key="customer", partitions=4, archive="lake")
+
+
+@app.processor(orders)
+async def price(order: Order) -> None: ...
+"""
 ORDER = b'{"order_id": 1, "customer": "secret-bob", "amount": -1}\n'
 
 
@@ -143,6 +161,23 @@ def test_the_record_that_fails_is_found_in_the_reason(
     """Whatever else an error names."""
     view = replace(group(partitions=1, workers=1).partitions[0], state=state, reason=reason)
     assert _failing_record(view) == (record and EntryId.parse(record))
+
+
+def test_a_viewer_sees_how_far_an_archive_is(
+    streamworker: Invoke, shop: Path, spawn: SpawnWorker, port: str, url_of: UrlOf
+) -> None:
+    (shop / "kept.py").write_text(KEPT, "utf-8")
+    streamworker.does("send", "kept:orders", "-", input=ORDER)
+    served(spawn, port, app="kept:app", STREAMWORKER_REDIS_URL=url_of("viewer"))
+    (archive,) = first(port, "facts")["archives"]
+    assert [archive[name] for name in ("stream", "url", "upto_ms", "only", "waiting")] == [
+        "orders",
+        "lake",
+        0,
+        0,
+        1,
+    ]
+    assert "no worker archives it" in archive["why"]
 
 
 def test_a_viewers_rights_suffice(

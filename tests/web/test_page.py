@@ -112,7 +112,9 @@ def hostile(second: int) -> Seen:
     }
     failing = {"processor": "price", "partition": 5, "entry": "1795766400000-0", "value": f"value {text}"}
     timer = dict.fromkeys(("timer", "runs", "on", "last", "next", "took", "failing"), text)
+    archive = {"stream": text, "url": text, "why": text, "upto_ms": 0, "only": 1, "waiting": 2, "waits_ms": 3}
     facts = {"streams": {text: 8}, "letters": [letter], "failing": [failing], "timers": [timer], "hidden": {}}
+    facts["archives"] = [archive]
     return Seen([found], [{**edge, "end": f"{text}()", "failed": text} for edge in edges(found)], facts)
 
 
@@ -122,7 +124,7 @@ def test_text_of_others_is_shown_as_text(open_page: Open) -> None:
         page = open_page(site)
         go_on(site, [page], 12)
         assert page.locator("img, main script, iframe").count() == 0
-        for part in ("matrix", "held", "letters", "record", "readers", "graph", "timers"):
+        for part in ("matrix", "held", "letters", "record", "readers", "graph", "archives", "timers"):
             text = page.evaluate(f"document.getElementById('{part}').textContent")
             assert HTML[:20] in text, part
             assert not [char for char in text if not char.isprintable() and not char.isspace()], part

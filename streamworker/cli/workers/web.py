@@ -19,15 +19,18 @@ from streamworker.cli.requests import FAILING
 from streamworker.cli.support import ask, group_keys, placements
 from streamworker.cli.timers import timers_of
 from streamworker.cli.workers.serving import listen, parse_address, reached_from, url_of
+from streamworker.core.data.archives import Archive
 from streamworker.core.data.entries import EntryId
 from streamworker.core.snapshot import GroupSnapshot, PartitionView
 from streamworker.core.text import storable
-from streamworker.declaring.specs import ProcessorSpec
+from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.errors import BackendRefused, ConfigurationError, StreamworkerError
 from streamworker.importing import resolve_app, with_pipelines
 from streamworker.redisio.data.dead import newest_dead
 from streamworker.redisio.data.maps import follow_maps
 from streamworker.redisio.data.streams import record_at
+from streamworker.redisio.holdings import take_archived
+from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import is_forbidden
 from streamworker.tui.model import RATE_WINDOW
@@ -160,9 +163,12 @@ class _Looks:
             if self._show_values:
                 read = partial(self._failing, spec, group)
                 failing += await self._unless_hidden("records", read) or []
-        streams = {stream.name: stream.spec.placement.total for stream in self._app.registry.streams.values()}
+        declared = [stream.spec for stream in self._app.registry.streams.values()]
+        streams = {spec.name: spec.placement.total for spec in declared}
+        archives = [await self._archived(spec, spec.archive) for spec in declared if spec.archive]
         return {
             "streams": streams,
+            "archives": archives,
             "timers": timers,
             "letters": letters,
             "failing": failing,
@@ -179,6 +185,15 @@ class _Looks:
                 if is_forbidden(error):
                     self._forbidden.add(what)
         return None
+
+    async def _archived(self, spec: StreamSpec, archive: Archive) -> dict[str, Any]:
+        """Return how far the archive of a stream is."""
+        keys = StreamKeys(spec.app, spec.name)
+        found = await take_archived(self._backend, keys, spec.placement.total, archive)
+        waits_ms = found.waits_ms(await self._backend.time_ms())
+        told = {name: getattr(found, name) for name in ("upto_ms", "only", "waiting")}
+        why = "; ".join(found.reasons)
+        return {"stream": spec.name, "url": archive.url, **told, "waits_ms": waits_ms, "why": why}
 
     async def _letters(self, spec: ProcessorSpec, group: GroupSnapshot) -> list[dict[str, Any]]:
         partitions = [view.partition for view in group.all_partitions if view.dead]

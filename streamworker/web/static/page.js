@@ -155,7 +155,7 @@ function readers(group) {
   table($("tables"), ["table", ">keys", ">memory"], tables);
 }
 
-function drawFacts({ record, letters, timers, hidden }) {
+function drawFacts({ record, letters, timers, archives = [], hidden }) {
   const own = (each) => each.processor === wanted();
   const changes = record.filter(own), button = (change) => () => {
     const element = make("button", "time", clock(change.at_ms));
@@ -171,6 +171,9 @@ function drawFacts({ record, letters, timers, hidden }) {
     letters.filter(own).map((each) =>
       [each.letter, clock(each.at_ms), whole(each.attempts), each.error, ...(values ? [each.value] : [])]),
     hidden.letters ?? "No dead letter was found.");
+  $("archives").hidden = !archives.length;
+  table($("archives"), ["stream", "archived up to", ">only there", ">waiting", ">oldest waits", "where", "held up"],
+    archives.map((each) => [each.stream, each.upto_ms ? clock(each.upto_ms) : "", whole(each.only), whole(each.waiting), each.waiting ? duration(each.waits_ms) : "", each.url, each.why]));
   $("timers").hidden = !timers.length;
   table($("timers"), ["timer", "runs", "on", "last", "next", "took", "failing"],
     timers.map((each) => [each.timer, each.runs, each.on, hidden.timers ?? each.last, each.next, each.took, each.failing]));
