@@ -33,7 +33,7 @@ orders = app.stream("orders", Order, key="customer", partitions=4, codec="arrow"
 
 
 @app.processor(orders, forward=True)
-async def archive(rows: pa.RecordBatch, ctx: Context) -> None:
+async def keep(rows: pa.RecordBatch, ctx: Context) -> None:
     print(f"partition {ctx.partition}: {rows.num_rows} rows, {rows.nbytes} bytes")
 
 
@@ -49,7 +49,7 @@ async def main() -> None:
     async with local_worker(app) as worker:
         sent = await orders.send_table(table)  # a DataFrame of polars is a table, too
         await worker.until_drained()
-        kept, came = await worker.rows(euros), await worker.rows(archive)
+        kept, came = await worker.rows(euros), await worker.rows(keep)
     print(f"{sent} rows: {len(kept)} in euros alone, and {len(came)} forwarded as they came")
 
 

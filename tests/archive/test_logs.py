@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from moto.server import ThreadedMotoServer
 
 from streamworker.archive.logs import Commit, commits_in, row_at, table_of
 from streamworker.core.data.archives import IDENTITY
@@ -22,6 +20,7 @@ from streamworker.errors import ArchiveUnavailable
 from streamworker.runtime.archive import logs
 from tests.archive.acked import Archivers, instead_of
 from tests.spark.acked import AckedLog, orders
+from tests.stage.moto import moto_server, variables
 
 
 @pytest.fixture
@@ -43,16 +42,10 @@ def due() -> None:
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URL of an empty place in an S3 of moto, which the environment names to the store."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    named = {"ENDPOINT_URL": f"http://{host}:{port}", "ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret"}
-    for name, value in {**named, "REGION": "us-east-1"}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    name = f"lake-{uuid.uuid4().hex}"
-    urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/{name}", method="PUT")).close()
-    yield f"s3://{name}/price"
-    server.stop()
+    with moto_server() as url:
+        for name, value in variables(url).items():
+            monkeypatch.setenv(name, value)
+        yield f"s3://lake/price-{uuid.uuid4().hex}"
 
 
 class Killed(BaseException):

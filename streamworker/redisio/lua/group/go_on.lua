@@ -6,13 +6,15 @@
 -- ARGV  last: the id at the end of the archive  total (number): records that the stream had up to there
 --       before (number): records that it had before the first one in the archive
 -- reply [OK] | [BADTYPE, key]
+local stands, added, length, _, _, is_sealed = stream_position(events)
+local is_behind = redis.call('EXISTS', events) == 1 and not is_sealed and id_less(stands, last)
+-- Redis counts entries: what it counts too little are records that are here no more.
+local lacks = is_behind and math.max(0, total - records_added(events, added)) or 0
+if lacks > 2 ^ 53 then return {'BADTYPE', counts} end
 redis.call('HDEL', lock, '')  -- changes nothing, and makes Redis accept HSET when memory is full
 redis.call('HSET', lock, 'before', text(before))
-if redis.call('EXISTS', events) == 0 then return {'OK'} end
-local stands, added, length, _, _, is_sealed = stream_position(events)
-if is_sealed or not id_less(stands, last) then return {'OK'} end
--- Redis counts entries: what it counts too little are records that are here no more.
-local lacks = math.max(0, total - records_added(events, added))
-redis.call('XSETID', events, last, 'ENTRIESADDED', text(added + lacks))
-note_dropped(events, added + lacks, length)
+if is_behind then
+  redis.call('XSETID', events, last, 'ENTRIESADDED', text(added + lacks))
+  note_dropped(events, added + lacks, length)
+end
 return {'OK'}
