@@ -17,7 +17,7 @@ from tests.archive.shop import KEYS, Order, Shop, all_archived, all_trimmed, end
 from tests.helpers import wait_for_async
 from tests.stage.server import Server
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.full("starts workers, and waits for what they archive")]
 
 
 async def said(raw: Any, words: str, keys: GroupKeys = KEYS) -> None:

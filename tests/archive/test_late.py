@@ -14,7 +14,7 @@ from tests.archive.shop import KEYS, Order, Seen, Shop, all_trimmed, ends, exact
 from tests.helpers import wait_for_async
 from tests.runtime.test_grown_groups import grow
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.full("starts workers, and waits for what they archive")]
 
 
 def in_order(rows: list[dict[str, Any]], customers: int) -> bool:

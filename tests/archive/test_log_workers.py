@@ -21,7 +21,7 @@ from tests.raw import opened
 from tests.runtime.test_grown_groups import grow
 from tests.runtime.workbench import Order
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.full("starts workers, and waits for what they archive")]
 
 KEYS = GroupKeys("shop", "orders", "price")
 ROUND = 100
