@@ -82,7 +82,7 @@ async def provision(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, 
         await streams.store_fields(backend, declared_by(stream.app), mine)
     if stream.archive is not None:
         await streams.store_fields(backend, keys.meta, {"archive": stream.archive.url})
-    elif await backend.execute("HEXISTS", archiver_keys(keys).lock(0), "checkpoint"):
+    elif await backend.execute("HEXISTS", archiver_keys(keys).lock(0), "before"):
         # What is archived may be trimmed, and who cannot read it there would skip it.
         raise ConfigurationError(
             f"Stream {stream.name!r} has an archive, which this program does not declare.",

@@ -232,8 +232,7 @@ async def test_a_handler_that_holds_the_interpreter_may_lose_its_partitions_and_
     """Not even the thread of the heartbeats runs: the worker looks slow, and is overtaken."""
     async with yard.group("held") as team:
         await team.hired("w0", "w1", ROWS_HANDLER="gil", ROWS_HANDLER_S="2.5")
-        # One in a hundred records holds a core for seconds: a slow machine must get through them, too.
-        async with team.load(per_second=30):
+        async with team.load(per_second=60):
             await asyncio.sleep(3)
             # On a busy machine the first of such records may come late, and hold for less than it should.
             late = await team.until("it is said", partial(team.logged, "heartbeats_late"), poll_s=0.5)

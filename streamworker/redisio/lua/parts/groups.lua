@@ -7,9 +7,10 @@ local TOP = '18446744073709551615-18446744073709551615'  -- the last id of a par
 -- The archiver of a stream is the group `archive`, whose checkpoint follows what it has put. What is archived may
 -- have been trimmed, whoever lags behind: that is read from the archive.
 -- Returns up to which id the archive holds a partition, and how many records these are; nil without an archive.
+-- A processor of that name, of a release without archives, has no `before` in its lock.
 local function archived_of(events)
-  local held = redis.pcall('HMGET', beside(events, 'lock:archive'), 'checkpoint', 'entries')
-  if held.err or not is_id(held[1]) or held[1] == '0-0' then return nil end
+  local held = redis.pcall('HMGET', beside(events, 'lock:archive'), 'checkpoint', 'entries', 'before')
+  if held.err or not held[3] or not is_id(held[1]) or held[1] == '0-0' then return nil end
   return held[1], tonumber(held[2] or '') or 0
 end
 
