@@ -1,0 +1,35 @@
+"""What counts as archived: what an archiver has, and not a processor that once had its name."""
+
+import pytest
+
+from streamworker.core.data.entries import EntryId
+from streamworker.core.data.placement import Placement
+from streamworker.redisio.data.streams import register
+from streamworker.redisio.data.trimming import trim_many
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
+from tests.raw import opened
+
+pytestmark = pytest.mark.anyio
+
+PRICE, ARCHIVE = (GroupKeys("shop", "orders", name) for name in ("price", "archive"))
+
+
+@pytest.mark.parametrize("is_archiver", [True, False], ids=["an archiver", "a processor of that name"])
+async def test_only_what_an_archiver_has_is_trimmed_before_others_have_read_it(
+    redis_url: str, is_archiver: bool
+) -> None:
+    """A release without archives let processors have the name; a program of this one may trim beside them."""
+    with opened(redis_url) as raw:
+        raw.config_set("stream-node-max-entries", 1)
+        for n in range(1, 11):
+            raw.xadd(PRICE.events(0), {"v": "1"}, id=f"{n}-0")
+        async with Backend.open(redis_url, name="trim") as backend:
+            for keys in (PRICE, ARCHIVE):
+                assert await register(backend, keys, Placement(1), "earliest") == {0: EntryId(0, 0)}
+            raw.hset(ARCHIVE.lock(0), mapping={"checkpoint": "7-0", "entries": "7"})
+            if not is_archiver:
+                raw.hdel(ARCHIVE.lock(0), "before")
+            await trim_many(backend, PRICE, {0: 0})
+        assert raw.xlen(PRICE.events(0)) == (3 if is_archiver else 10)
+        raw.config_set("stream-node-max-entries", 100)
