@@ -601,3 +601,17 @@ def violation(seed: int) -> tuple[str, Counter[str]]:
     world = World(seed)
     with _without_loop(world):
         return world.run(), world.seen
+
+
+def quiet_segments(world: World, age_ms: int) -> int:
+    """Let an archiver work without faults beside records of some age; return how many segments it puts."""
+    world.quiet = True
+    with _without_loop(world):
+        _finish(streams.register(world.backend, world.archiver, Placement(1), "earliest"))
+        world.send()
+        world.clock_us += age_ms * 1000
+        world.begin("archive")
+        for _ in range(200):
+            world.step(0)
+        world.actors.pop()[1].close()
+    return len(Chain(world.objects, 0).segments())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.archive.schedules import violation
+from tests.archive.schedules import AFTER_MS, EVERY_MS, World, quiet_segments, violation
 from tests.drawn import is_found, violations
 from tests.planting import Plant, each_found_by
 
@@ -17,6 +17,13 @@ def test_the_chain_is_the_log_in_each_schedule() -> None:
     assert broken == {}
     assert min(seen[name] for name in TOLD) > SCHEDULES / 5
     assert seen["archived"] > 50 * SCHEDULES
+
+
+def test_nothing_is_archived_that_a_failover_may_still_lose() -> None:
+    """However much waits: it must first be as old as ``after`` says."""
+    world = World(0)
+    assert quiet_segments(world, AFTER_MS - 20) == 0
+    assert quiet_segments(world, 2 * EVERY_MS) == 1
 
 
 @pytest.mark.soak
