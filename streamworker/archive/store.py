@@ -96,6 +96,13 @@ class Store:
         return True
 
     @_told
+    def put(self, name: str, body: bytes) -> None:
+        """Put an object in the place of any other."""
+        import obstore
+
+        obstore.put(self._store, name, body, use_multipart=False)
+
+    @_told
     def replace(self, name: str, body: bytes, version: dict[str, Any]) -> bool:
         """Replace an object if it is still of a version; return False if it is not."""
         import obstore
@@ -272,7 +279,8 @@ def _opened(url: str) -> Any:
         from obstore.store import LocalStore, MemoryStore, from_url
     except ModuleNotFoundError:
         raise ConfigurationError(
-            "An archive needs the package obstore.", remedy="Install streamworker[archive]."
+            "An archive or another object store needs the package obstore.",
+            remedy="Install streamworker[archive].",
         ) from None
     scheme, has_scheme, path = url.partition("://")
     if not has_scheme or scheme == "file":
@@ -285,7 +293,8 @@ def _opened(url: str) -> Any:
         return from_url(url, client_options=options, retry_config=retry)
     except (BaseError, ValueError) as error:
         raise ConfigurationError(
-            f"archive={url!r} is of no store that is known: {error}", remedy="See docs: archive."
+            f"{url!r} is of no store that is known: {str(error).partition('Debug source')[0].strip()}",
+            remedy="See docs: archive.",
         ) from None
 
 

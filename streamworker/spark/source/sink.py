@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from streamworker.errors import ConfigurationError, DataLoss
+from streamworker.spark.source.places import place_at
 from streamworker.spark.source.table import PLANNED, latest_batch
 
 VERSIONS = "versions"
@@ -146,7 +147,7 @@ class OncePerBatch(ABC):
     def begin(self) -> None:
         """Refuse a table that holds what this query has not written, before the query starts."""
         with self.opened() as table:
-            self._check(table, query_id(self.checkpoint), latest_batch(f"{self.checkpoint}/{PLANNED}"))
+            self._check(table, query_id(self.checkpoint), latest_batch(self.checkpoint, PLANNED))
 
     def opened(self) -> AbstractContextManager[Any]:
         """Return what the other methods get as the table, for one batch."""
@@ -236,5 +237,5 @@ def refuse_files(folder: Path, besides: Collection[str] = ()) -> None:
 
 def query_id(checkpoint: str) -> str:
     """Return a query's id; empty before its first start."""
-    path = Path(checkpoint) / "metadata"
-    return str(json.loads(path.read_text("utf-8"))["id"]) if path.exists() else ""
+    found = place_at(checkpoint).read("metadata")
+    return str(json.loads(found)["id"]) if found else ""

@@ -8,18 +8,17 @@ without the earlier ones.
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
 
 from streamworker.errors import DataLoss
+from streamworker.spark.source.places import place_at
 
 WRITTEN, PLANNED, DONE = "_spark_metadata", "offsets", "commits"
 """Folders in a table of files and in a checkpoint directory; Spark keeps a file for each batch there."""
 
 
-def latest_batch(folder: str) -> int:
-    """Return the highest number of a batch in a folder on a local disk; -1 if there is none."""
-    path = Path(folder)
-    return highest(each.name for each in path.iterdir()) if path.is_dir() else -1
+def latest_batch(path: str, folder: str = "") -> int:
+    """Return the highest number of a batch in a folder of a path or URL; -1 if there is none."""
+    return highest(name.rpartition("/")[2] for name in place_at(path).names(folder))
 
 
 def highest(names: Iterable[str]) -> int:
@@ -33,7 +32,7 @@ def check_holds(path: str, checkpoint: str, rows: dict[int, int]) -> None:
 
     ``rows`` are the rows of each partition's log that the query has read.
     """
-    written, done = latest_batch(f"{path}/{WRITTEN}"), latest_batch(f"{checkpoint}/{DONE}")
+    written, done = latest_batch(path, WRITTEN), latest_batch(checkpoint, DONE)
     if written >= done:
         return
     others = read_by(checkpoint, done)
@@ -56,7 +55,6 @@ def read_by(checkpoint: str, batch: int) -> dict[str, dict[str, int]]:
 
     Spark's file of a batch has a version, the query's settings, and a line with the offset of each source.
     """
-    path = Path(checkpoint) / PLANNED / str(batch)
-    lines = path.read_text("utf-8").splitlines()[2:] if path.exists() else []
+    lines = (place_at(checkpoint).read(f"{PLANNED}/{batch}") or b"").decode().splitlines()[2:]
     found = [json.loads(line) for line in lines if line.startswith("{")]
     return {str(each.get("of", "")).rpartition(":")[2]: each.get("p", {}) for each in found}
