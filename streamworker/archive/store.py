@@ -131,19 +131,23 @@ class Store:
     def tail(self, name: str) -> bytes | None:
         """Return the end of an object with its whole footer, if it is Parquet; None if there is none."""
         import obstore
+        from obstore.exceptions import PreconditionError
 
-        try:
-            size = obstore.head(self._store, name)["size"]
-            if not size:
-                return b""
-            got, needs = b"", TAIL_BYTES
-            while len(got) < min(size, needs):
-                got = bytes(obstore.get_range(self._store, name, start=max(0, size - needs), end=size))
-                # Of a table with hundreds of columns the footer is longer; its length stands before its end.
-                needs = max(needs, int.from_bytes(got[-8:-4], "little") + 8) if got[-4:] == b"PAR1" else needs
-            return got
-        except FileNotFoundError:
-            return None
+        size, got, needs = 1, b"", TAIL_BYTES
+        while len(got) < min(size, needs):
+            try:
+                about = obstore.head(self._store, name)
+                if not (size := about["size"]):
+                    break
+                options: Any = {"range": (max(0, size - needs), size), "if_match": about["e_tag"]}
+                got = bytes(obstore.get(self._store, name, options=options).bytes())
+            except FileNotFoundError:
+                return None
+            except PreconditionError:
+                got = b""  # It was replaced between the two calls.
+            # Of a table with hundreds of columns the footer is longer; its length stands before its end.
+            needs = max(needs, int.from_bytes(got[-8:-4], "little") + 8) if got[-4:] == b"PAR1" else needs
+        return got
 
     @_told
     def names(self, prefix: str, after: str = "") -> list[Listed]:
@@ -192,7 +196,8 @@ class FileStore(Store):
             return False
         finally:
             new.unlink()
-        _sync(self._place(name).parent)
+            # Also of a name that was taken: who has died before this has left it to whoever relies on it.
+            _sync(self._place(name).parent)
         return True
 
     @_told

@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import obstore
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker import App
+from streamworker.archive import store as archive_store
 from streamworker.archive.chain import Chain, id_at
 from streamworker.archive.columns import columns_for, packing_of, rows_reader, rows_writer
 from streamworker.archive.segments import META, encoded, entries_in, footer_in, opened, table_of
@@ -191,6 +193,36 @@ def test_the_footer_of_a_very_wide_segment_is_read_whole(tmp_path: Path) -> None
     footer = Footer(ZERO, EntryId(5, 1), EntryId(5, 1), 1, 1, "w", 1)
     assert chain.put(table, footer) > TAIL_BYTES
     assert chain.last() == footer
+
+
+def test_the_end_of_an_object_that_is_replaced_meanwhile_is_that_of_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, head = store_at(str(tmp_path)), obstore.head
+    store.put_new("it", b"old")
+
+    def replaced(*given: Any) -> Any:
+        about = head(*given)
+        if found := store.get("it"):
+            store.replace("it", b"new and longer", found.version)
+        monkeypatch.setattr(obstore, "head", head)
+        return about
+
+    monkeypatch.setattr(obstore, "head", replaced)
+    assert store.tail("it") == b"new and longer"
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_name_is_on_the_disk_when_a_put_returns_whoever_put_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    """Who put it before may have died before it was."""
+    store = store_at(str(tmp_path))
+    assert not taken or store.put_new("partition=0/it", b"first")
+    synced = list[Path]()
+    monkeypatch.setattr(archive_store, "_sync", synced.append)
+    assert store.put_new("partition=0/it", b"second") is not taken
+    assert synced == [tmp_path / "partition=0"]
 
 
 @pytest.mark.parametrize("body", [b"", b"PAR1", b"x" * 100])
