@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from streamworker.archive.segments import encoded, footer_in, ids_above, opened, unreadable
+from streamworker.archive.segments import encoded, footer_in, ids_above, opened, parts_of
 from streamworker.archive.store import Store
 from streamworker.core.data.archives import Footer, after_of, name_of, start_in
 from streamworker.core.data.entries import ZERO, EntryId
@@ -108,15 +108,7 @@ class Chain:
                 about = file.metadata
                 size = sum(about.row_group(group).total_byte_size for group in range(about.num_row_groups))
                 most = BATCH_BYTES * about.num_rows // max(1, size)
-                parts = file.iter_batches(max(1, min(batch, most)), columns=its)
-                while True:
-                    try:
-                        rows = next(parts, None)
-                    except (pa.ArrowException, OSError) as error:
-                        raise unreadable(name, error) from None
-                    if rows is None:
-                        break
-                    table = pa.Table.from_batches([rows])
+                for table in parts_of(file, name, max(1, min(batch, most)), its):
                     if footer.after < position:
                         table = table.filter(ids_above(table, position))
                     if table.num_rows:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from streamworker.archive.chain import Chain, Segment, id_at
 from streamworker.archive.columns import rows_writer
-from streamworker.archive.segments import META, encoded, opened
+from streamworker.archive.segments import META, encoded, opened, whole_of
 from streamworker.core.data.archives import COLUMNS
 from streamworker.core.data.placement import canonical_key
 from streamworker.declaring.specs import StreamSpec
@@ -59,7 +59,7 @@ def erase(chain: Chain, segment: Segment, without: Without, *, dry_run: bool = F
         if found is None:
             break  # It has expired.
         file, footer = opened(found.body, segment.name)
-        table = file.read()
+        table = whole_of(file, segment.name)
         kept, unreadable = without(table)
         gone = table.num_rows - kept.num_rows
         if dry_run or not gone:
@@ -205,14 +205,15 @@ def rows_without(names: Sequence[str], key: bytes, *, single: bool) -> Without:
             return None
 
     def without(table: pa.Table) -> tuple[pa.Table, int]:
-        if KEY in table.schema.names:  # A processor with log_metadata=True keeps it.
-            text = key.decode("utf-8", "replace")
-            verdicts = [None if each is None else each == text for each in table[KEY].to_pylist()]
-        elif set(names) <= set(table.schema.names):
+        verdicts: list[bool | None] = [None] * table.num_rows
+        if names and set(names) <= set(table.schema.names):
             columns = [table[name].to_pylist() for name in names]
             verdicts = [is_mine(values) for values in zip(*columns, strict=True)]
-        else:
-            return table, table.num_rows
+        if KEY in table.schema.names:  # With log_metadata=True the log has it, from the time it was set on.
+            text, known = key.decode("utf-8", "replace"), table[KEY].to_pylist()
+            verdicts = [
+                its if each is None else each == text for its, each in zip(verdicts, known, strict=True)
+            ]
         keeps = [at for at, verdict in enumerate(verdicts) if not verdict]
         return table.take(pa.array(keeps, pa.int64())), verdicts.count(None)
 

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from streamworker.archive.chain import Chain, Segment
-from streamworker.archive.segments import footer_in, opened
+from streamworker.archive.segments import footer_in, opened, whole_of
 from streamworker.core.data.archivelife import Fault, expired, faults_in
 from streamworker.core.data.archives import Footer, after_of
 from streamworker.core.data.entries import EntryId
@@ -94,11 +94,7 @@ def _acked_ms(about: pq.FileMetaData) -> int:
     for group in range(about.num_row_groups):
         for column in range(about.num_columns):
             its = about.row_group(group).column(column)
-            if (
-                its.path_in_schema in ("_acked_at", "_time")
-                and its.is_stats_set
-                and its.statistics.has_min_max
-            ):
+            if its.path_in_schema == "_acked_at" and its.is_stats_set and its.statistics.has_min_max:
                 newest = max(newest, round(its.statistics.max.timestamp() * 1000))
     return newest or _NEVER
 
@@ -116,10 +112,10 @@ def _wrong_ids(chain: Chain, segment: Segment) -> Iterator[str]:
     file, footer = opened(found.body, segment.name)
     names = file.schema_arrow.names
     if "_seq" not in names:
-        ids = pa.table({"ms": file.read(["_offset"])["_offset"].cast(pa.int64())})
+        ids = pa.table({"ms": whole_of(file, segment.name, ["_offset"])["_offset"].cast(pa.int64())})
         ids = ids.append_column("seq", pa.nulls(ids.num_rows, pa.int64()).fill_null(0))
     else:
-        table = file.read(["_time", "_seq"])
+        table = whole_of(file, segment.name, ["_time", "_seq"])
         ids = pa.table({"ms": table["_time"].cast(pa.int64()), "seq": table["_seq"]})
     if not ids.num_rows:
         return

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from streamworker.archive.chain import Chain
-from streamworker.archive.segments import footer_in, opened
+from streamworker.archive.segments import footer_in, opened, parts_of, whole_of
 from streamworker.core.data.archives import Footer, name_of
 from streamworker.core.data.entries import EntryId
 from streamworker.errors import ArchiveConflict
@@ -139,8 +139,8 @@ def read_rows(chain: Chain, log: str, after: int, end: int) -> Iterator[Commit]:
             return
         file, footer = opened(got.body, name)
         check_log(chain, footer, log)
-        for rows in file.iter_batches(batch_size=BATCH_ROWS):
-            for commit in commits_in(pa.Table.from_batches([rows]), after, end):
+        for rows in parts_of(file, name, BATCH_ROWS):
+            for commit in commits_in(rows, after, end):
                 after = commit.end
                 yield commit
         if after < (upto := min(footer.last.ms, end)):
@@ -169,7 +169,7 @@ def row_at(chain: Chain, at_ms: int) -> int | None:
         if (got := chain.store.get(name)) is None:
             return None
         file, _ = opened(got.body, name)
-        table = file.read(["_offset", "_acked_at"])
+        table = whole_of(file, name, ["_offset", "_acked_at"])
         if table.num_rows:  # Of others all rows were erased.
             row = (table["_acked_at"].cast(pa.int64()).to_numpy() // 1000).searchsorted(at_ms)
             return int(table["_offset"][int(row)].as_py()) - 1 if row < table.num_rows else None

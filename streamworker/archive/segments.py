@@ -292,6 +292,25 @@ def unreadable(name: str, error: Exception) -> ArchiveConflict:
     )
 
 
+def whole_of(file: pq.ParquetFile, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return all rows of a segment; raise ArchiveConflict if a page is damaged."""
+    try:
+        return file.read(columns)
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable(name, error) from None
+
+
+def parts_of(
+    file: pq.ParquetFile, name: str, rows: int, columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
+    """Yield the rows of a segment, some at a time; raise ArchiveConflict if a page is damaged."""
+    try:
+        for batch in file.iter_batches(rows, columns=columns):
+            yield pa.Table.from_batches([batch])
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable(name, error) from None
+
+
 def opened(body: bytes, name: str) -> tuple[pq.ParquetFile, Footer]:
     """Return a segment to read, and its footer; raise ArchiveConflict if it is none."""
     footer = footer_in(body, name)

@@ -88,18 +88,21 @@ def run_async(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
 
 
 def ask(
-    app: StreamApp, function: Callable[..., Awaitable[T]], *arguments: Any, of: StreamSpec | None = None
+    app: StreamApp,
+    function: Callable[..., Awaitable[T]],
+    *arguments: Any,
+    of: StreamSpec | Iterable[StreamSpec] = (),
 ) -> T:
     """Run an async function to its end, with a connection to the app's Redis as its first argument.
 
-    ``of`` is the stream whose partitions the function goes through. If the stream has others than the app
+    ``of`` are the streams whose partitions the function goes through. If one has others than the app
     declares, it would take some of them for all; if it has grown, it has those of its map.
     """
 
     async def asking() -> T:
         async with connected(app) as backend:
-            if of is not None:
-                await check_made(backend, StreamKeys(of.app, of.name), of.declared_partitions)
+            for each in (of,) if isinstance(of, StreamSpec) else of:
+                await check_made(backend, StreamKeys(each.app, each.name), each.declared_partitions)
             with suppress(BackendUnavailable):  # The function finds the same, and may wait it out.
                 await follow_maps(backend, placements(app))
             return await function(backend, *arguments)

@@ -1,6 +1,7 @@
 """A key is erased from segments whatever their records are: packed, of columns, replayed, or unreadable."""
 
 import uuid
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -14,16 +15,18 @@ from streamworker.archive.chain import Chain, id_at
 from streamworker.archive.columns import columns_for, packing_of, rows_reader
 from streamworker.archive.erasing import Erased, Finder, erase, rows_without
 from streamworker.archive.life import expire, walk
-from streamworker.archive.logs import row_at
+from streamworker.archive.logs import read_rows, row_at
 from streamworker.archive.segments import entries_in, table_of
 from streamworker.archive.segments import opened as opened_segment
 from streamworker.archive.store import store_at
 from streamworker.core.data.archives import Footer
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.placement import canonical_key
+from streamworker.errors import ArchiveConflict
 from streamworker.records.entries import REPLAYED_FOR, Entries
 from streamworker.records.packs import FIRST, pack
 from streamworker.redisio.keys import StreamKeys
+from tests.cli.archiving import damage
 from tests.raw import opened
 
 Codec = Literal["json", "msgpack", "fields", "arrow"]
@@ -179,6 +182,18 @@ def test_a_time_is_found_in_the_archive_of_a_log_with_segments_without_rows(
     customers: list[str],
 ) -> None:
     """What has no rows any more is passed over, wherever it lies; and it expires with those before it."""
+    chain = log_of(customers)
+    without = rows_without(["customer"], b"bob", single=True)
+    assert sum(erase(chain, each, without).records for each in chain.segments()) == 4
+    place = customers.index("ann")
+    assert row_at(chain, 1) == 2 * place
+    assert row_at(chain, 10**9) is None
+    assert [each.segment.after.ms for each in expire(chain, (place + 1) * 1_000_000 + 1)] == [0, 2]
+    assert walk(chain, deep=True).faults == []
+
+
+def log_of(customers: list[str]) -> Chain:
+    """Return the archive of a log: a segment with two rows of each customer."""
     chain = Chain(store_at(f"memory://{uuid.uuid4().hex}"), 0)
     for at, customer in enumerate(customers):
         offsets = [2 * at + 1, 2 * at + 2]
@@ -191,10 +206,31 @@ def test_a_time_is_found_in_the_archive_of_a_log_with_segments_without_rows(
         rows = pa.table(columns).cast(pa.schema(types))
         ids = [EntryId(row, 0) for row in (2 * at, *offsets)]
         assert chain.put(rows, Footer(ids[0], ids[1], ids[2], 2, 2 * at + 2, "w1", 1, "log"))
-    without = rows_without(["customer"], b"bob", single=True)
-    assert sum(erase(chain, each, without).records for each in chain.segments()) == 4
-    place = customers.index("ann")
-    assert row_at(chain, 1) == 2 * place
-    assert row_at(chain, 10**9) is None
-    assert [each.segment.after.ms for each in expire(chain, (place + 1) * 1_000_000 + 1)] == [0, 2]
-    assert walk(chain, deep=True).faults == []
+    return chain
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda chain: [*read_rows(chain, "log", 0, 9)],
+        lambda chain: row_at(chain, 1),
+        lambda chain: erase(chain, chain.segments()[0], rows_without(["customer"], b"bob", single=True)),
+    ],
+)
+def test_a_segment_with_a_damaged_page_is_named_by_whoever_reads_it(read: Callable[[Chain], Any]) -> None:
+    """A check finds it if it reads all."""
+    chain = log_of(["ann", "bob"])
+    damage(chain.store, chain.segments()[0].name, "_offset")
+    with pytest.raises(ArchiveConflict, match=r"00000-0000.* is no segment"):
+        read(chain)
+    assert walk(chain).faults == []
+    assert [each.kind for each in walk(chain, deep=True).faults] == ["object"]
+
+
+def test_a_row_without_a_key_of_its_record_is_known_by_its_columns() -> None:
+    """As those from before `log_metadata` was set. Where a function makes the key no column tells it."""
+    rows = pa.table({"customer": ["bob", "ann", "bob", "ann"], "_key": [None, "bob", "ann", None]})
+    kept, unreadable = rows_without(["customer"], b"bob", single=True)(rows)
+    assert (kept["customer"].to_pylist(), unreadable) == (["bob", "ann"], 0)
+    kept, unreadable = rows_without([], b"bob", single=True)(rows)
+    assert (kept["_key"].to_pylist(), unreadable) == ([None, "ann", None], 2)

@@ -6,8 +6,9 @@ from typing import Any
 from streamworker.archive.chain import Chain, id_at
 from streamworker.archive.columns import columns_for, packing_of, rows_reader
 from streamworker.archive.identity import ArchiveIdentity, put_identity
+from streamworker.archive.segments import opened as opened_segment
 from streamworker.archive.segments import table_of
-from streamworker.archive.store import store_at
+from streamworker.archive.store import Store, store_at
 from streamworker.core.data.archives import GROUP, Footer
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.placement import canonical_key
@@ -67,6 +68,17 @@ def segment(chain: Chain, spec: Any, entries: Any, end: EntryId, total: int) -> 
     total += table.num_rows
     assert chain.put(table, Footer(end, first, last, table.num_rows, total, "w1", 1))
     return last, total
+
+
+def damage(store: Store, name: str, column: str = "_time") -> None:
+    """Let a segment have a wrong byte at the end of a column."""
+    found = store.get(name)
+    assert found is not None
+    file, _ = opened_segment(found.body, name)
+    its = file.metadata.row_group(0).column(file.schema_arrow.get_field_index(column))
+    last = its.data_page_offset + its.total_compressed_size - 1
+    store.delete([name])
+    store.put_new(name, found.body[:last] + bytes([found.body[last] ^ 1]) + found.body[last + 1 :])
 
 
 def all_of(path: str) -> list[Any]:

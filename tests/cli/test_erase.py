@@ -21,7 +21,7 @@ from streamworker.importing import resolve_app, resolve_stream
 from streamworker.redisio.keys import GroupKeys
 from streamworker.runtime.run.modes import archive as archiver
 from streamworker.testing import local_worker
-from tests.cli.archiving import all_of, archived, chain_of, old_records
+from tests.cli.archiving import all_of, archived, chain_of, damage, old_records
 from tests.cli.conftest import Invoke, rewrite, work_off
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for, wait_for_async
@@ -127,6 +127,22 @@ def test_the_records_of_a_key_go_from_old_segments_and_the_chain_stays(
     assert told(streamworker, "bob")["gone"] == []
     assert "Nothing of 'bob' was there" in streamworker.does("erase", "shop:app", "--key", "bob", "--yes")
     assert orders.get("_stream.json") is not None
+
+
+def test_a_damaged_segment_is_named_and_the_others_are_erased(
+    streamworker: Invoke, redis_url: str, orders: Store
+) -> None:
+    """Its records stay until it is restored."""
+    filled(redis_url)
+    placement = resolve_stream("shop:orders").spec.placement
+    chain = chain_of("shop:orders", placement.partition_of(b"bob"))
+    its, next_one, *_ = chain.segments()
+    damage(orders, its.name)
+    result = streamworker("erase", "shop:app", "--key", "bob", "--yes", "--json")
+    assert result.exit_code == ExitCode.FAILED
+    assert [its.name in each for each in json.loads(result.stdout)["failed"]] == [True]
+    left = [each for part in chain.read(next_one.after) for each in part.table["_payload"].to_pylist()]
+    assert left and not any(b"bob" in each for each in left)
 
 
 def test_a_segment_without_any_record_left_is_read_over(
@@ -277,6 +293,10 @@ def test_a_key_is_looked_for_in_all_partitions_that_it_has_had(
     assert told(streamworker, "bob")["gone"][0]["number"] == 13
     assert "bob" not in people() and len(people()) == 30
     assert streamworker.tells("archive", "check", "shop:orders", "--deep")["faults"] == []
+    with opened(redis_url) as raw:
+        raw.hset(KEYS.meta, "partitions", "7")
+    result = streamworker("erase", "shop:app", "--key", "bob", "--yes")
+    assert (result.exit_code, "has partitions=7" in result.stderr) == (ExitCode.CONFIGURATION, True)
 
 
 @pytest.mark.parametrize("url", ["files"], indirect=True)

@@ -60,7 +60,7 @@ def erase(
     told = " ".join(words)
     if not (yes or dry_run):
         confirm(f"Erases the records of key {told!r} in {', '.join(names)}, for good. Go on?")
-    report: Report = ask(app, _erase, app, names, words, dry_run)
+    report: Report = ask(app, _erase, app, names, words, dry_run, of=[streams[name].spec for name in names])
     if json:
         print_json({"key": words, "dry_run": dry_run, **_as_json(report)})
     else:

@@ -20,7 +20,7 @@ from streamworker.core.data.placement import canonical_key, leading_key
 from streamworker.core.words import counted
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.declaring.stream import Stream
-from streamworker.errors import RecordError, StreamworkerError
+from streamworker.errors import ArchiveConflict, RecordError, StreamworkerError
 from streamworker.records.entries import Entries
 from streamworker.records.statetables import typed
 from streamworker.records.types import read_hint
@@ -36,10 +36,12 @@ from streamworker.redisio.wire.link import Argument
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from streamworker.archive.chain import Segment
+    from streamworker.archive.chain import Chain, Segment
     from streamworker.archive.erasing import Finder, Without
 
 BYTES_AT_ONCE = 8 * 1024 * 1024
+SEGMENTS_AT_ONCE = 2
+"""Each is in memory as a table, and written anew."""
 END = EntryId(SEQUENCE_MAX, SEQUENCE_MAX)
 
 
@@ -261,9 +263,6 @@ class Eraser:
         from streamworker.redisio.data.schemas import stored_schemas
 
         without, keys = self._of_rows(), group_keys(spec)
-        if without is None:
-            self._report.untouched.append(f"acked log of {spec.name}: a function makes the key of the stream")
-            return
         schemas = await stored_schemas(self._backend, keys)
         count = unknown = newest_ms = 0
         for partition in self._partitions:
@@ -283,20 +282,17 @@ class Eraser:
             keeps = (await retention.read(self._backend, keys)).log
             self._stays(f"acked log of {spec.name}", count, "row", newest_ms, keeps, "readers")
         if unknown:
-            self._report.untouched.append(
-                f"{counted(unknown, 'row')} in the acked log of {spec.name} have no column of the key's name"
-            )
+            rows = counted(unknown, "row")
+            self._report.untouched.append(f"{rows} in the acked log of {spec.name} do not say their key")
         if spec.options.archive_of_log is not None:
             place = Place(self._spec, spec.options.archive_of_log, spec)
             keeps = (await retention.read(self._backend, keys)).log
             await self._segments(place, without, keeps.ms if keeps else None)
 
-    def _of_rows(self) -> Without | None:
+    def _of_rows(self) -> Without:
         from streamworker.archive.erasing import rows_without
 
-        names = self._spec.key_fields
-        if not names:
-            return None
+        names = self._spec.key_fields or ()  # A function may make the key: then the row's `_key` tells.
         wire = {each.name: each.wire_name for each in self._spec.record.declared}
         parts = [wire[name] for name in ((names,) if isinstance(names, str) else names)]
         return rows_without(parts, self._key, single=isinstance(names, str))
@@ -319,21 +315,25 @@ class Eraser:
             for p in self._partitions
             for segment in await anyio.to_thread.run_sync(place.chain(p).segments)
         ]
-        if work:
-            await check_own(self._backend, place)
+        if work or await self._backend.execute("HGET", place.keys.meta, place.field):
+            await check_own(self._backend, place)  # An empty store may be the wrong one.
         gone = segments = unreadable = 0
 
         async def one(at: tuple[int, Segment]) -> None:
-            nonlocal gone, segments, unreadable
             partition, segment = at
-            chain, begin = place.chain(partition), begins[partition]
+            try:
+                await rewrite(place.chain(partition), segment, begins[partition])
+            except ArchiveConflict as error:  # The others go on: else each run would end here.
+                self._report.failed.append(error.message)
+
+        async def rewrite(chain: Chain, segment: Segment, begin: EntryId | None) -> None:
+            nonlocal gone, segments, unreadable
             footer = await anyio.to_thread.run_sync(chain.footer, segment.after)
             if footer is None:
                 return
             is_young = begin is not None and begin <= footer.last
-            found = await anyio.to_thread.run_sync(
-                lambda: erase(chain, segment, without, dry_run=self._dry_run or is_young)
-            )
+            dry_run = self._dry_run or is_young
+            found = await anyio.to_thread.run_sync(lambda: erase(chain, segment, without, dry_run=dry_run))
             unreadable += found.unreadable
             if is_young and found.records:
                 until = None if keep_ms is None or place.log else footer.last.ms + keep_ms
@@ -345,7 +345,7 @@ class Eraser:
                 gone, segments = gone + found.records, segments + 1
 
         try:
-            await each_of(one, work)
+            await each_of(one, work, SEGMENTS_AT_ONCE)
         finally:
             self._went(f"archive {place.archive.url}, {counted(segments, 'segment')}", gone, place.unit)
         if unreadable:
@@ -354,6 +354,8 @@ class Eraser:
 
     async def _begin(self, place: Place, partition: int) -> EntryId | None:
         """Return the first id of a partition that Redis has, None if it has nothing."""
+        from streamworker.redisio.data.ackedlog import entry_rows
+
         if not place.log:
             reply = await self._backend.execute("XRANGE", self._keys.events(partition), "-", "+", "COUNT", 1)
             return Entries.of(reply).id_at(0) if reply else None
@@ -362,4 +364,4 @@ class Eraser:
         if not reply:
             return None
         (entry,) = Entries.of(reply)
-        return EntryId(entry.id.ms - (whole(entry.fields.get(b"rows", b"")) or 1) + 1, 0)
+        return EntryId(entry.id.ms - entry_rows(entry.id, entry.fields) + 1, 0)

@@ -183,9 +183,11 @@ async def check_own(backend: Backend, place: Place) -> None:
         )
 
 
-async def each_of(function: Callable[[S], Awaitable[T]], items: Iterable[S]) -> list[T]:
+async def each_of(
+    function: Callable[[S], Awaitable[T]], items: Iterable[S], at_once: int = THREADS
+) -> list[T]:
     """Call a function for each item, some at a time, and return the results in order."""
-    limit, found = anyio.Semaphore(THREADS), dict[int, T]()
+    limit, found = anyio.Semaphore(at_once), dict[int, T]()
 
     async def one(at: int, item: S) -> None:
         async with limit:

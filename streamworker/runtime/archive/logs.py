@@ -19,7 +19,7 @@ from structlog.stdlib import BoundLogger
 
 from streamworker.archive.chain import Chain
 from streamworker.archive.logs import OF_COMMIT, Commit, check_log, commits_in, table_of
-from streamworker.archive.segments import opened
+from streamworker.archive.segments import opened, whole_of
 from streamworker.archive.store import store_at
 from streamworker.core.data.archives import GROUP, Archive, Footer, name_of
 from streamworker.core.data.entries import EntryId
@@ -41,7 +41,7 @@ from streamworker.settings import Settings
 
 LOOK_MS = 5_000
 """How often a worker looks at most whether a segment is due."""
-SEEN_MS = 60_000
+SEEN_MS = 20_000
 """How often the reader's position says that the archiver lives, though it does not move."""
 FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 1_000, 60_000
 """Between the tries of a partition that fails."""
@@ -223,7 +223,8 @@ class LogArchiver:
         got = await in_thread(self._store.get, name)
         file, _ = opened(got.body if got else b"", name)
         since = min(mine)
-        theirs = {each.end: each.tail for each in commits_in(file.read(OF_COMMIT)) if each.end >= since}
+        table = whole_of(file, name, OF_COMMIT)
+        theirs = {each.end: each.tail for each in commits_in(table) if each.end >= since}
         if mine != theirs:
             raise self._rows.other_rows(partition, end)
 
