@@ -21,7 +21,7 @@ class Odd(msgspec.Struct):
     partition: int = 0
 
 
-@pytest.mark.parametrize("url", ["", "ftp://lake/x", "s3://", "s3://key:secret@lake/x"])
+@pytest.mark.parametrize("url", ["", "ftp://lake/x", "s3://", "s3://key@lake/x", "abfss://a:b@lake/x"])
 def test_a_url_of_no_store_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="archive="):
         Archive(url)
@@ -54,3 +54,5 @@ def test_no_processor_may_have_the_name_of_the_archiver() -> None:
 
 def test_an_archive_says_what_it_does() -> None:
     assert str(Archive("s3://lake/orders", keep="2 years")).endswith("after 1 minute, kept 2 years")
+    azure = "abfss://lake@shop.dfs.core.windows.net/orders"
+    assert str(Archive(azure)).startswith(azure)

@@ -12,11 +12,12 @@ import pytest
 
 from streamworker.archive.identity import put_identity, read_identity
 from streamworker.archive.store import Store, store_at
+from streamworker.cli.archive import adopting
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.core.data.archives import GROUP, name_of
 from streamworker.core.data.entries import ZERO
 from streamworker.core.data.readers import read_position
-from streamworker.errors import ArchiveUnavailable
+from streamworker.errors import ArchiveUnavailable, CoordinationError
 from streamworker.importing import resolve_app, resolve_stream
 from streamworker.redisio.keys import GroupKeys
 from streamworker.runtime.run.modes import archive as archiver
@@ -197,9 +198,9 @@ def test_a_store_that_is_away_is_told_and_nothing_is_claimed(
 
 
 def test_an_archive_is_adopted_by_its_id_and_an_empty_store_gets_one(
-    streamworker: Invoke, redis_url: str, orders: Store
+    streamworker: Invoke, redis_url: str, orders: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redis has it before the store; what the archive lacks is said."""
+    """Redis has it before the store; what the archive lacks is said. Who begins while it asks is seen."""
     said = streamworker.does("archive", "adopt", "shop:orders", "--yes")
     new = read_identity(orders)
     assert new is not None and f"It is a new archive, with the id {new.id}" in said
@@ -208,12 +209,29 @@ def test_an_archive_is_adopted_by_its_id_and_an_empty_store_gets_one(
         raw.hset(KEYS.meta, mapping={"archive_id": "another", "partitions": 2})
         raw.hset(KEYS.lock(1), mapping={"checkpoint": "5000-0", "entries": 5})
         assert kinds(streamworker) == ["identity", "checkpoint"]
+        with monkeypatch.context() as context:
+            context.setattr(adopting, "_is_run", Began())
+            context.setattr(adopting, "confirm", str)
+            assert "It is run by w1" in streamworker("archive", "adopt", "shop:orders").stderr
+        assert raw.hget(KEYS.meta, "archive_id") == b"another"
         said = streamworker.does("archive", "adopt", "shop:orders", "--yes")
         assert "Redis forgets the archive with the id another" in said
         assert "In partition 1 the archive lacks" in said
         assert raw.hget(KEYS.meta, "archive_id").decode() == new.id
         assert raw.hget(KEYS.lock(1), "checkpoint") == b"0-0"
     assert "Nothing was changed" in streamworker.does("archive", "adopt", "shop:orders", "--yes")
+
+
+class Began:
+    """Refuses to go on when it is asked the second time: a worker has begun."""
+
+    asked = 0
+
+    async def __call__(self, *_: Any) -> bool:
+        self.asked += 1
+        if self.asked == 2:
+            raise CoordinationError("It is run by w1.", remedy="Stop it.")
+        return False
 
 
 def test_a_worker_goes_on_with_an_archive_that_was_emptied_once_it_is_adopted(
@@ -300,21 +318,24 @@ def test_an_expiry_that_is_killed_leaves_a_chain(
 def test_the_archive_of_somebody_else_is_left_alone(
     streamworker: Invoke, redis_url: str, orders: Store, field: str
 ) -> None:
-    """Behind a wrong URL: nothing of it expires, is erased or published, until it is adopted."""
+    """Behind a wrong URL, also an empty one: nothing expires, is erased or published, until it is adopted."""
     filled(redis_url)
     theirs = read_identity(orders)
     assert theirs is not None
     orders.delete(["_stream.json"])
     put_identity(orders, theirs._replace(**{field: "other"}))
+    erasure = "erase", "shop:app", "--key", "c1", "--yes"
     for command in (
         ("archive", "expire", "shop:orders", "--older-than", "1 day", "--yes"),
         ("archive", "publish", "shop:orders", "--delta"),
-        ("erase", "shop:app", "--key", "c1", "--yes"),
+        erasure,
     ):
         result = streamworker(*command)
         assert result.exit_code == ExitCode.FAILED, command
         assert "is left alone. It" in result.output
     assert len(all_of("shop:orders")) == 20 and not orders.names("_delta_log")
+    orders.delete([each.name for each in orders.names("")])
+    assert "is left alone. The store has no _stream.json" in streamworker(*erasure).output
 
 
 def test_what_has_no_archive_is_refused_and_what_has_one_is_listed(invoke: Invoke, shop: Path) -> None:
@@ -348,12 +369,12 @@ class Priced(msgspec.Struct):
     price: float
 
 
-orders = app.stream("orders", Order, key="customer", partitions=2)
+orders = app.stream("orders", Order, key=lambda order: order.customer, partitions=2)
 
 
 @app.processor(orders, log_metadata=META, log_archive=Archive(URL, every="100 ms", after="0 seconds"))
 async def price(order: Order) -> Priced:
-    return Priced(order.order_id, 1.5)
+    return Priced(order.order_id, float("nan"))
 """
 
 
@@ -387,12 +408,16 @@ def test_the_archive_of_an_acked_log_is_checked_and_shown_as_that_of_a_stream(
     assert sum(each["records"] for each in found["partitions"]) == 40
     said = streamworker.does("archive", "expire", "shop:price", "--older-than", "1 day", "--dry-run")
     assert "has no segment whose last row is older than 1 day" in said
-    first = logs.names("partition=0")[0]
-    body = logs.get(first.name)
-    assert body is not None
-    logs.delete([first.name])
+    bodies = {each.name: logs.get(each.name) for each in logs.names("partition=0")}
+    logs.delete(bodies)
     found = streamworker("archive", "check", "shop:price")
     assert found.exit_code == ExitCode.FAILED
+    refused = streamworker("archive", "adopt", "shop:price", "--yes")
+    assert (refused.exit_code, "that of a log has no gap" in refused.stderr) == (ExitCode.FAILED, True)
+    for name, found in bodies.items():
+        assert found is not None and logs.put_new(name, found.body)
+    refused = streamworker("repair", "shop:app", "--yes", "--forget-reader", GROUP)
+    assert "has a reader 'archive'" in refused.stderr, "it is no reader that does not come back"
     with opened(redis_url) as raw:
         raw.hset(GroupKeys("shop", "orders", "price").meta, "archive_id:price", "another")
     assert "Redis knows it by the id another" in streamworker("archive", "check", "shop:price").stdout
@@ -410,12 +435,19 @@ def test_rows_of_a_key_go_from_the_archive_of_an_acked_log_where_it_has_the_key(
     assert report["failed"] == []
     later = [each["place"] for each in report["later"]]
     assert ("acked log of price" in later) is has_key
+    acked = [GroupKeys("shop", "orders", "price").acked(p) for p in range(2)]
     with opened(redis_url) as raw:
-        for p in range(2):
-            raw.xtrim(GroupKeys("shop", "orders", "price").acked(p), maxlen=0, approximate=False)
-    report = streamworker.tells(*run)
-    assert [each["number"] for each in report["gone"]] == ([10] if has_key else [])
-    assert any("cannot be read" in line for line in report["not_looked_at"]) is not has_key
-    found = streamworker.tells("archive", "check", "shop:price", "--deep")
-    assert (found["records"], found["faults"]) == (30 if has_key else 40, [])
+        before = list(map(raw.dump, acked))
+        for key in acked:
+            raw.xtrim(key, maxlen=0, approximate=False)
+        report = streamworker.tells(*run)
+        assert [each["number"] for each in report["gone"]] == ([10] if has_key else [])
+        assert any("cannot be read" in line for line in report["not_looked_at"]) is not has_key
+        left = 30 if has_key else 40
+        found = streamworker.tells("archive", "check", "shop:price", "--deep")
+        assert (found["records"], found["compared"], found["faults"]) == (left, 0, [])
+        for key, value in zip(acked, before, strict=True):
+            raw.restore(key, 0, value, replace=True)
+    found = streamworker.tells("archive", "check", "shop:price")
+    assert (found["records"], found["compared"], found["faults"]) == (left, left, [])
     assert logs.get("_stream.json") is not None

@@ -167,13 +167,16 @@ def test_a_publisher_that_is_killed_before_its_commit_has_changed_nothing(
     assert ids(lake) == list(range(10))
 
 
-def test_what_cannot_be_published_is_refused(streamworker: Invoke, shop: Path) -> None:
-    """An archive in memory, one that is not there yet, and no kind of table."""
+def test_what_cannot_be_published_is_refused(streamworker: Invoke, redis_url: str, shop: Path) -> None:
+    """An archive in memory, one that is not there or has no segment yet, and no kind of table."""
     rewrite(shop, SHOP.replace("URL", repr("memory://publish")))
     result = streamworker("archive", "publish", "shop:orders")
     assert result.exit_code == ExitCode.USAGE
-    result = streamworker("archive", "publish", "shop:orders", "--delta")
-    assert (result.exit_code, "has no archive yet" in result.stderr) == (ExitCode.FAILED, True)
+    for _ in range(2):
+        result = streamworker("archive", "publish", "shop:orders", "--delta")
+        assert (result.exit_code, "has no segment yet" in result.stderr) == (ExitCode.FAILED, True)
+        streamworker.does("archive", "adopt", "shop:orders", "--yes")
+    add(redis_url, 0, 1, 1_000)
     streamworker.does("archive", "adopt", "shop:orders", "--yes")
     result = streamworker("archive", "publish", "shop:orders", "--delta")
     assert result.exit_code == ExitCode.CONFIGURATION

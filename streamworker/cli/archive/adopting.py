@@ -26,6 +26,12 @@ async def adopted(backend: Backend, app: App, place: Place, yes: bool) -> list[s
     has = ((await backend.execute("HGET", place.keys.meta, place.field)) or b"").decode("utf-8", "replace")
     here = await known(backend, place, place.stream.placement.all)
     behind = await anyio.to_thread.run_sync(_behind, place, here)
+    if behind and place.log:
+        raise ArchiveConflict(
+            f"In partition {ranges(behind)} the archive of {place.whose} ends before what Redis takes for "
+            "archived, and that of a log has no gap. Nothing was changed.",
+            remedy="Restore its objects, or give log_archive= another URL.",
+        )
     if stored is not None and stored.id == has and not behind:
         return [f"{url} is the archive of {stored.whose} already, and Redis knows it. Nothing was changed."]
     if stored is None:
@@ -37,9 +43,10 @@ async def adopted(backend: Backend, app: App, place: Place, yes: bool) -> list[s
     if has and (stored is None or stored.id != has):
         what += f" Redis forgets the archive with the id {has}, whose objects stay where they are."
     say(what, *_lacks(here, behind))
-    is_run = bool(behind and not place.log) and await _is_run(backend, app, place, behind)
+    is_run = bool(behind) and await _is_run(backend, app, place, behind)
     if not yes:
         confirm("Go on?")
+        is_run = bool(behind) and await _is_run(backend, app, place, behind)
     new = mine if stored is None else stored
     # Redis first: who finds an id in a store that Redis does not have refuses it.
     await store_fields(backend, place.keys.meta, {place.field: new.id})
@@ -49,7 +56,7 @@ async def adopted(backend: Backend, app: App, place: Place, yes: bool) -> list[s
             f"Meanwhile another program has made {url} the archive of {won.whose}.",
             remedy="Run `streamworker archive adopt` again to take it over.",
         )
-    for partition, end in behind.items() if not place.log else ():
+    for partition, end in behind.items():
         lock = here[partition].lock
         await _go_back(backend, place, partition, end, "" if is_run or lock is None else lock.owner)
     begun = "It is a new archive" if stored is None else "It is adopted"

@@ -76,7 +76,7 @@ def adopt(path: ArchivePath, yes: Yes = False) -> None:
     or emptied one. This command gives Redis the id that the store has. An empty store gets a new id.
 
     Where the archive ends before what Redis takes for archived, the archiver goes on behind that end
-    with what Redis still has. Pause or stop its workers for that.
+    with what Redis still has. Pause or stop its workers for that. An acked log's is refused then.
 
     \b
     Examples:
@@ -202,11 +202,11 @@ async def _published(backend: Backend, place: Place) -> Any:
     from streamworker.archive.publishing import publish as published
 
     identity = await anyio.to_thread.run_sync(read_identity, place.store)
-    if identity is None:
+    chains = [place.chain(partition) for partition in place.stream.placement.all]
+    if identity is None or not await anyio.to_thread.run_sync(lambda: any(c.segments() for c in chains)):
         raise StreamworkerError(
-            f"{place.archive.url} has no archive yet.", remedy="A worker makes it, once a segment is due."
+            f"{place.archive.url} has no segment yet.", remedy="A worker makes it, once one is due."
         )
     await check_own(backend, place)
-    chains = [place.chain(partition) for partition in place.stream.placement.all]
     given = chains, place.archive.url, identity.id, await backend.time_ms()
     return await anyio.to_thread.run_sync(published, *given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import anyio
 
 from streamworker.cli.archive.places import Known, Place, each_of, known, not_its_own
 from streamworker.core.data.archivelife import Fault, beyond_end
-from streamworker.core.data.entries import EntryId
+from streamworker.core.data.archives import Footer
 from streamworker.errors import ArchiveConflict
 from streamworker.records.entries import Entries
 from streamworker.redisio.group.archiving import read_raw
@@ -84,15 +85,15 @@ async def _check(backend: Backend, place: Place, partition: int, here: Known, de
     )
     if end is not None and not any(fault.kind == "missing" for fault in found.faults):
         compare = _compare_log if place.log else _compare
-        await compare(backend, place, partition, (footers[0].after, end), checked)
+        await compare(backend, place, partition, footers, checked)
     return checked
 
 
 async def _compare(
-    backend: Backend, place: Place, partition: int, span: tuple[EntryId, EntryId], checked: Checked
+    backend: Backend, place: Place, partition: int, footers: Sequence[Footer], checked: Checked
 ) -> None:
-    """Compare what Redis still has between two ids."""
-    position, end = span
+    """Compare what Redis still has of the records of a chain."""
+    position, end = footers[0].after, footers[-1].last
     chain = place.chain(partition)
     while mine := await read_raw(backend, place.keys, partition, position, end, BYTES_AT_ONCE):
         table = await anyio.to_thread.run_sync(_table, place, mine)
@@ -114,15 +115,16 @@ def _table(place: Place, mine: Entries) -> pa.Table:
 
 
 async def _compare_log(
-    backend: Backend, place: Place, partition: int, span: tuple[EntryId, EntryId], checked: Checked
+    backend: Backend, place: Place, partition: int, footers: Sequence[Footer], checked: Checked
 ) -> None:
-    """Compare the rows that Redis still has between two numbers of rows."""
+    """Compare the rows of a chain that Redis still has."""
     from streamworker.redisio.data.ackedlog import decode_entry
     from streamworker.redisio.data.schemas import stored_schemas
 
     schemas = await stored_schemas(backend, place.keys)
     identity = ((await backend.execute("HGET", place.keys.lock(partition), "log")) or b"").decode()
-    key, position, end = place.keys.acked(partition), span[0], span[1]
+    key, position, end = place.keys.acked(partition), footers[0].after, footers[-1].last
+    erased = [(each.after.ms, each.last.ms) for each in footers if each.erased]
     while reply := await backend.execute("XRANGE", key, f"({position}", str(end), "COUNT", ENTRIES_AT_ONCE):
         entries = Entries.of(reply)
         mine: dict[int, Row] = {}
@@ -138,14 +140,14 @@ async def _compare_log(
             return
         for number, row in mine.items():
             its = theirs.get(number)
-            if its is None and checked.erased:
+            if its is None and any(after < number <= last for after, last in erased):
                 continue
             if its is None or _given(its) != _given(row):
                 what = "another than in" if its is not None else "not in"
                 text = f"row {number} of the acked log is {what} the archive."
                 checked.faults.append(Fault("records", text, partition))
                 return
-        checked.compared += len(mine)
+        checked.compared += len(mine.keys() & theirs.keys())
         position = entries[-1].id
 
 
@@ -159,5 +161,5 @@ def _archived_rows(place: Place, partition: int, log: str, after: int, end: int)
 
 
 def _given(row: Row) -> Row:
-    """Return the columns that a row has: a segment has those of all its rows."""
-    return {name: value for name, value in row.items() if value is not None}
+    """Return the columns that a row has: a segment has those of all its rows. A NaN is equal to another."""
+    return {name: repr(value) for name, value in row.items() if value is not None}

@@ -184,7 +184,7 @@ async def _group(backend: Backend, app: App, path: str, spec: ProcessorSpec) -> 
         checks += [
             _schema(snapshot, keys.schemas, stored, settings.trim_interval_ms),
             _log(snapshot, path, settings.acked_entries_max, kept, log_bytes),
-            *_readers(snapshot, path),
+            *_readers(snapshot, path, is_archived=spec.options.archive_of_log is not None),
         ]
         for p, last in (await logs_ahead(backend, keys, len(views))).items():
             ahead = log_ahead(keys.acked(p), last, str(views[p].rows))
@@ -418,7 +418,7 @@ def _archive(name: str, archived: Archived, holdings: Holdings) -> Check:
     )
 
 
-def _readers(snapshot: GroupSnapshot, path: str) -> Iterator[Check]:
+def _readers(snapshot: GroupSnapshot, path: str, *, is_archived: bool) -> Iterator[Check]:
     for reader in snapshot.readers:
         name = f"reader {reader.name} of {snapshot.processor}"
         still_ms = snapshot.taken_ms - reader.updated_ms
@@ -427,10 +427,11 @@ def _readers(snapshot: GroupSnapshot, path: str) -> Iterator[Check]:
             "Start its pipeline. If it will not come back: "
             f"streamworker repair {path} --forget-reader {shlex.quote(reader.name)}"
         )
+        if reader.name == GROUP and is_archived:
+            remedy = "Its rows stay in Redis. The workers' log has archive_failed (docs: archive)."
         if failed := failure(reader, snapshot.taken_ms):
-            remedy = "Look at the log of `streamworker spark`; start it again if it has ended."
-            if reader.name == GROUP:
-                remedy = "Its rows stay in Redis. The workers' log has archive_failed (docs: archive)."
+            if reader.name != GROUP:
+                remedy = "Look at the log of `streamworker spark`; start it again if it has ended."
             yield fail(name, f"{text}; {failed}", remedy)
         elif not reader.updated_ms:
             yield warn(name, "its position cannot be read, so the log is not trimmed", remedy)

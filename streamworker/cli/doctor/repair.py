@@ -163,14 +163,17 @@ async def _plan(backend: Backend, app: App, wanted: _Wanted) -> tuple[list[Step]
         facts = await look(backend, keys, partitions)
         steps += plan_group(facts, app.settings)
         doubts += in_doubt(facts, app.settings)
-        steps += [plan_reader(facts, name) for name in wanted.readers if name in facts.readers]
-        unknown -= facts.readers.keys()
+        # The archiver of a log that is declared is no reader that will not come back.
+        gone = facts.readers.keys() - ({GROUP} if spec.options.archive_of_log is not None else set())
+        steps += [plan_reader(facts, name) for name in wanted.readers if name in gone]
+        unknown -= gone
         if spec.name in wanted.sources:
             steps += plan_targets(facts, await find_diverged(backend, keys, partitions))
     if unknown:
         raise StreamworkerError(
             f"No acked log of {app.name!r} has a reader {min(unknown)!r}.",
-            remedy="`streamworker lag` lists them. It may have been forgotten already.",
+            remedy="`streamworker lag` lists them. It may have been forgotten already. The archiver of a "
+            "log is one as long as log_archive= is declared, and stays.",
         )
     return steps, doubts
 

@@ -74,7 +74,9 @@ class Archive:
         scheme, has_scheme, rest = self.url.partition("://")
         if has_scheme and (scheme not in _SCHEMES or not rest):
             raise ConfigurationError(f"archive={self.url!r} is of no store that is known.", remedy=_URLS)
-        if has_scheme and "@" in rest.partition("/")[0]:
+        before, has_user, _ = rest.partition("/")[0].rpartition("@")
+        # Azure's abfss://container@account has no user.
+        if has_scheme and has_user and (":" in before or not scheme.startswith("abfs")):
             raise ConfigurationError(
                 "archive= has credentials in its URL.", remedy="Put them into the environment: AWS_*."
             )

@@ -53,8 +53,8 @@ async def verified(
     if stored is None and (known or (found and has_archived)):
         raise ArchiveConflict(
             f"The archive {store.url} of {mine.whose} is empty, and held records before.",
-            remedy="Restore its objects, or correct the URL. If it is to begin anew, run `streamworker "
-            "archive adopt`.",
+            remedy="Restore its objects, or correct the URL. If it is to begin anew, "
+            f"{'give log_archive= another URL' if log else 'run `streamworker archive adopt`'}.",
         )
     if not found:
         if stored is not None and stored.id != known:
