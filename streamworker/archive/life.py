@@ -135,10 +135,13 @@ def _wrong_ids(chain: Chain, segment: Segment) -> Iterator[str]:
         )
 
 
-def expire(chain: Chain, before_ms: int, *, dry_run: bool = False) -> Iterator[Linked]:
-    """Delete segments from the old end whose last record is older, and yield each once it is gone.
+def expire(
+    chain: Chain, before_ms: int, *, read: EntryId | None = None, dry_run: bool = False
+) -> Iterator[tuple[Linked, bool]]:
+    """Delete segments from the old end whose last record is older, and yield each, and whether it may go.
 
-    The oldest goes first, each on its own: whenever this ends, what is left is a chain.
+    Those with records behind ``read`` stay. The oldest goes first, each on its own: whenever this ends, what
+    is left is a chain.
     """
     segments = chain.segments()
     last: list[Linked] = []
@@ -146,9 +149,10 @@ def expire(chain: Chain, before_ms: int, *, dry_run: bool = False) -> Iterator[L
         links = [*last, *_links(chain, segments[at : at + EXPIRED_AT_ONCE])]
         old = expired([link.newest_ms for link in links], before_ms)
         for link in links[:old]:
-            if not dry_run:
+            goes = read is None or link.footer.last <= read
+            if goes and not dry_run:
                 chain.store.delete([link.segment.name])
-            yield link
+            yield link, goes
         if old < len(links) - 1:
             return
         last = links[old:]

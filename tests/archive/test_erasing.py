@@ -188,7 +188,8 @@ def test_a_time_is_found_in_the_archive_of_a_log_with_segments_without_rows(
     place = customers.index("ann")
     assert row_at(chain, 1) == 2 * place
     assert row_at(chain, 10**9) is None
-    assert [each.segment.after.ms for each in expire(chain, (place + 1) * 1_000_000 + 1)] == [0, 2]
+    gone = [each.segment.after.ms for each, _ in expire(chain, (place + 1) * 1_000_000 + 1)]
+    assert gone == [0, 2]
     assert walk(chain, deep=True).faults == []
 
 

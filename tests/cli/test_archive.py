@@ -1,6 +1,7 @@
 """`archive status|check|adopt|expire`, on archives in a folder and in memory."""
 
 import json
+import re
 import time
 import uuid
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from streamworker.runtime.run.modes import archive as archiver
 from streamworker.testing import local_worker
 from tests.cli.archiving import all_of, archived, chain_of, old_records
 from tests.cli.conftest import Invoke, rewrite
-from tests.helpers import wait_for_async
+from tests.helpers import wait_for, wait_for_async
 from tests.raw import opened
 
 SHOP = """
@@ -45,7 +46,7 @@ orders = app.stream(
 )
 """
 YEAR_MS = 31_536_000_000
-KEYS = GroupKeys("shop", "orders", GROUP)
+KEYS, PRICE = GroupKeys("shop", "orders", GROUP), GroupKeys("shop", "orders", "price")
 
 
 STORES = pytest.mark.parametrize("url", ["files", "memory", "s3"], indirect=True)
@@ -274,14 +275,24 @@ def work(redis_url: str, is_done: Callable[[], bool], description: str) -> None:
 def test_only_whole_old_segments_expire_oldest_first(
     streamworker: Invoke, redis_url: str, orders: Store
 ) -> None:
-    """The last one stays, however old; a dry run deletes nothing; the default is the declared keep."""
+    """The last one stays, however old, and what a group has not read; the default is the declared keep."""
     filled(redis_url)
     old_records(redis_url, "shop:orders", [order(n, f"c{n}") for n in range(10)], now_ms() - YEAR_MS)
     archived(redis_url, "shop:orders")
     said = streamworker.does("archive", "expire", "shop:orders", "--dry-run")
     assert said.startswith("Would delete 7 segments with 20 records")
     assert len(all_of("shop:orders")) == 30
-    assert streamworker.does("archive", "expire", "shop:orders", "--yes").startswith("Deleted 7 segments")
+    chain = chain_of("shop:orders", 0)
+    _, second, *_ = chain.segments()
+    with opened(redis_url) as raw:
+        raw.hset(KEYS.groups(0), "late", "")
+        raw.hset(GroupKeys("shop", "orders", "late").lock(0), "checkpoint", str(second.after))
+    said = streamworker.does("archive", "expire", "shop:orders", "--yes")
+    left = len(chain.segments()) - 1
+    assert said.startswith(f"Deleted {7 - left} segments") and chain.segments()[0] == second
+    assert f"Left {left} segments" in said and "late has not read all of it" in said
+    said = streamworker.does("archive", "expire", "shop:orders", "--even-unread", "--yes")
+    assert said.startswith(f"Deleted {left} segments")
     assert len(all_of("shop:orders")) == 10
     streamworker.does("archive", "check", "shop:orders")
     said = streamworker.does("archive", "expire", "shop:orders", "--older-than", "1 hour", "--yes")
@@ -384,17 +395,22 @@ def logs(streamworker: Invoke, shop: Path, url: str, redis_url: str, request: py
     del streamworker
     meta = str(getattr(request, "param", True))
     rewrite(shop, LOGS.replace("URL", repr(url)).replace("META", meta))
+    log_rows(redis_url, 40)
+    return store_at(url)
+
+
+def log_rows(redis_url: str, total: int) -> None:
+    """Send forty orders, and let a worker archive their rows, so many in all."""
     sent = resolve_stream("shop:orders")
     sent.sync.send_many([order(n, ("ann", "bob", "cal", "dan")[n % 4]) for n in range(40)])
     sent.app.close()
 
     def archived_rows() -> int:
-        found = read_position(raw.hget(GroupKeys("shop", "orders", "price").readers, GROUP) or b"")
+        found = read_position(raw.hget(PRICE.readers, GROUP) or b"")
         return sum(found.rows.values())
 
     with opened(redis_url) as raw:
-        work(redis_url, lambda: archived_rows() == 40, "all rows are archived")
-    return store_at(url)
+        work(redis_url, lambda: archived_rows() == total, "all rows are archived")
 
 
 def test_the_archive_of_an_acked_log_is_checked_and_shown_as_that_of_a_stream(
@@ -408,6 +424,13 @@ def test_the_archive_of_an_acked_log_is_checked_and_shown_as_that_of_a_stream(
     assert sum(each["records"] for each in found["partitions"]) == 40
     said = streamworker.does("archive", "expire", "shop:price", "--older-than", "1 day", "--dry-run")
     assert "has no segment whose last row is older than 1 day" in said
+    log_rows(redis_url, 80)
+    with opened(redis_url) as raw:
+        raw.hset(PRICE.readers, "spark", '{"p":{"0":0,"1":99},"log":{},"at":1}')
+    expire = "archive", "expire", "shop:price", "--older-than", "1 second", "--dry-run"
+    said = r"Would delete .*\nLeft .*: spark has not read all of it"
+    wait_for(lambda: re.search(said, streamworker.does(*expire)), "the rows are old")
+    assert "Left" not in streamworker.does(*expire, "--even-unread")
     bodies = {each.name: logs.get(each.name) for each in logs.names("partition=0")}
     logs.delete(bodies)
     found = streamworker("archive", "check", "shop:price")
@@ -419,7 +442,7 @@ def test_the_archive_of_an_acked_log_is_checked_and_shown_as_that_of_a_stream(
     refused = streamworker("repair", "shop:app", "--yes", "--forget-reader", GROUP)
     assert "has a reader 'archive'" in refused.stderr, "it is no reader that does not come back"
     with opened(redis_url) as raw:
-        raw.hset(GroupKeys("shop", "orders", "price").meta, "archive_id:price", "another")
+        raw.hset(PRICE.meta, "archive_id:price", "another")
     assert "Redis knows it by the id another" in streamworker("archive", "check", "shop:price").stdout
     assert "It is adopted" in streamworker.does("archive", "adopt", "shop:price", "--yes")
 
@@ -435,7 +458,7 @@ def test_rows_of_a_key_go_from_the_archive_of_an_acked_log_where_it_has_the_key(
     assert report["failed"] == []
     later = [each["place"] for each in report["later"]]
     assert ("acked log of price" in later) is has_key
-    acked = [GroupKeys("shop", "orders", "price").acked(p) for p in range(2)]
+    acked = [PRICE.acked(p) for p in range(2)]
     with opened(redis_url) as raw:
         before = list(map(raw.dump, acked))
         for key in acked:

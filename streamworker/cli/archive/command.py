@@ -8,12 +8,13 @@ import typer
 
 from streamworker.cli.archive.adopting import adopted
 from streamworker.cli.archive.comparing import Checked, check_archive
-from streamworker.cli.archive.places import Place, check_own, place_of
+from streamworker.cli.archive.places import Place, check_own, place_of, slowest
 from streamworker.cli.archive.status import status
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.options import AsJson, Yes, argument, option
 from streamworker.cli.output import confirm, print_json, say
 from streamworker.cli.support import ask, halves_told
+from streamworker.core.data.entries import EntryId
 from streamworker.core.units import duration_ms, duration_text
 from streamworker.core.words import counted
 from streamworker.errors import ConfigurationError, StreamworkerError
@@ -92,13 +93,18 @@ def expire(
     older_than: Annotated[
         str | None, option("--older-than TIME", "Such as '2 years'; the default is the declared keep=.")
     ] = None,
+    even_unread: Annotated[
+        bool,
+        option("--even-unread", "Also what a group of the stream or a reader of the log has not read."),
+    ] = False,
     dry_run: Annotated[bool, option("--dry-run", "Only say what would go.")] = False,
     yes: Yes = False,
 ) -> None:
     """Delete the segments of an archive whose last record is older.
 
     Whole segments go, the oldest first, so that the rest is a chain whenever the command ends. The
-    last segment of a partition stays, whatever its age. The store must let you delete.
+    last segment of a partition stays, whatever its age, and so does what a group of the stream, or a
+    reader of the acked log, has not read. The store must let you delete.
 
     \b
     Examples:
@@ -113,16 +119,19 @@ def expire(
             f"Deletes from {place.archive.url} each segment whose last {place.unit} is older than {age}, for "
             "good. Go on?"
         )
-    gone = _Gone()
+    gone, left = _Expired(), _Expired()
     with halves_told(
         lambda: f"Deleted {gone.text(place)}. The same command goes on." if gone.segments else ""
     ):
-        ask(of, _expire, place, keep_ms, dry_run, gone, of=place.stream)
-    if not gone.segments:
+        ask(of, _expire, place, keep_ms, even_unread, dry_run, gone, left, of=place.stream)
+    if gone.segments:
+        done = "Would delete" if dry_run else "Deleted"
+        say(f"{done} {gone.text(place)}: the last {place.unit} of each is older than {age}.")
+    if left.segments:
+        who = ", ".join(sorted(left.unread_by))
+        say(f"Left {left.text(place)}: {who} has not read all of it. With --even-unread it goes, too.")
+    if not gone.segments and not left.segments:
         say(f"{place.archive.url} has no segment whose last {place.unit} is older than {age}.")
-        return
-    done = "Would delete" if dry_run else "Deleted"
-    say(f"{done} {gone.text(place)}: the last {place.unit} of each is older than {age}.")
 
 
 def _keep_ms(place: Place, older_than: str | None) -> int:
@@ -139,32 +148,46 @@ def _keep_ms(place: Place, older_than: str | None) -> int:
         raise typer.BadParameter(str(error), param_hint="--older-than") from None
 
 
-class _Gone:
+class _Expired:
     """What has expired so far."""
 
     def __init__(self) -> None:
         self.segments = self.records = self.bytes = self.newest_ms = 0
+        self.unread_by = set[str]()
+
+    def add(self, link: Any) -> None:
+        self.segments += 1
+        self.records += link.footer.records
+        self.bytes += link.segment.size
+        self.newest_ms = max(self.newest_ms, link.newest_ms)
 
     def text(self, place: Place) -> str:
         held = f"{counted(self.records, place.unit)}, {memory(self.bytes)}"
         return f"{counted(self.segments, 'segment')} with {held}, up to {local_time(self.newest_ms)}"
 
 
-async def _expire(backend: Backend, place: Place, keep_ms: int, dry_run: bool, gone: Any) -> None:
+async def _expire(
+    backend: Backend,
+    place: Place,
+    keep_ms: int,
+    even_unread: bool,
+    dry_run: bool,
+    gone: _Expired,
+    left: _Expired,
+) -> None:
     from streamworker.archive.life import expire as expired
 
     await check_own(backend, place)
     before_ms = await backend.time_ms() - keep_ms
 
-    def go(partition: int) -> None:
-        for link in expired(place.chain(partition), before_ms, dry_run=dry_run):
-            gone.segments += 1
-            gone.records += link.footer.records
-            gone.bytes += link.segment.size
-            gone.newest_ms = max(gone.newest_ms, link.newest_ms)
+    def go(partition: int, read: EntryId | None, who: str) -> None:
+        for link, goes in expired(place.chain(partition), before_ms, read=read, dry_run=dry_run):
+            (gone if goes else left).add(link)
+            left.unread_by |= set() if goes else {who}
 
     for partition in place.stream.placement.all:
-        await anyio.to_thread.run_sync(go, partition)
+        its = None if even_unread else await slowest(backend, place, partition)
+        await anyio.to_thread.run_sync(go, partition, *(its or (None, "")))
 
 
 @app.command()

@@ -17,6 +17,7 @@ from streamworker.core.words import counted
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.errors import ArchiveConflict, ConfigurationError
 from streamworker.importing import resolve_archived
+from streamworker.redisio.data.streams import slowest_group
 from streamworker.redisio.group import readers
 from streamworker.redisio.group.locks import LockView, read_locks
 from streamworker.redisio.keys import GroupKeys
@@ -153,6 +154,19 @@ async def known(backend: Backend, place: Place, partitions: Sequence[int]) -> di
         p: Known(EntryId(rows.get(p, 0), 0), lock, position.failed, logs.get(p, ""))
         for p, lock in views.items()
     }
+
+
+async def slowest(backend: Backend, place: Place, partition: int) -> tuple[EntryId, str] | None:
+    """Return up to where all have read a partition, and who has read no more; None if nobody reads it."""
+    if place.log:
+        rows = {name: its.rows for name, its in (await readers.positions(backend, place.keys)).items()}
+        rows.pop(GROUP, None)
+        return min(((EntryId(its.get(partition, 0), 0), name) for name, its in rows.items()), default=None)
+    if not (name := await slowest_group(backend, place.keys, partition)):
+        return None
+    lock = GroupKeys(place.stream.app, place.stream.name, name).lock(partition)
+    checkpoint = await backend.execute("HGET", lock, "checkpoint")
+    return (EntryId.parse(checkpoint) if checkpoint else ZERO), name
 
 
 async def not_its_own(backend: Backend, place: Place) -> str:
