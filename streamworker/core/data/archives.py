@@ -9,7 +9,6 @@ whoever tries, and there is neither a manifest nor a lock. Of an acked log, whos
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple, Self
 
 from streamworker.core.data.entries import EntryId
@@ -166,28 +165,6 @@ class Footer(NamedTuple):
         records, total = int(fields["records"]), int(fields["total"])
         its = fields["owner"], int(fields["epoch"]), fields.get("log", ""), int(fields.get("erased", "0"))
         return cls(after, first, last, records, total, *its, fields.get("tail", ""))
-
-
-class Broken(NamedTuple):
-    """Where a chain has no next link."""
-
-    end: EntryId
-    """The last record before the gap."""
-    begins: EntryId
-    """The id after which the next segment begins."""
-
-
-def gap_in(links: Sequence[Footer]) -> Broken | None:
-    """Return the first place where segments, in order, do not follow each other; None if all do.
-
-    >>> two = Footer(EntryId(0, 0), EntryId(1, 0), EntryId(5, 0), 2, 2, "", 0)
-    >>> gap_in([two, Footer(EntryId(7, 0), EntryId(8, 0), EntryId(9, 0), 1, 3, "", 0)])
-    Broken(end=EntryId(ms=5, seq=0), begins=EntryId(ms=7, seq=0))
-    """
-    for before, link in pairwise(links):
-        if before.last != link.after:
-            return Broken(before.last, link.after)
-    return None
 
 
 def start_in(afters: Sequence[EntryId], position: EntryId) -> int | None:
