@@ -27,7 +27,8 @@ class Archived:
     archive: Archive
     partitions: int
     upto_ms: int
-    """The time of the newest archived record; 0 if there is none."""
+    """The time of the last archived record where the least is archived of what waits; of the newest one if
+    nothing waits, and 0 if there is none."""
     records: int
     """Records that were archived."""
     only: int

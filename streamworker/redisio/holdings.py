@@ -74,17 +74,19 @@ def _sum(kind: Kind, name: str, here: Sequence[Amount], kept: str) -> Holding:
 async def take_archived(backend: Backend, keys: StreamKeys, partitions: int, archive: Archive) -> Archived:
     """Return how far the archive of a stream is."""
     lock = archiver_keys(keys).lock
+    fields = ("checkpoint", "entries", "before", "owner", "reason", "waits_since", "since")
     asked: list[Sequence[Argument]] = []
     for p in range(partitions):
         asked += [("XLEN", keys.events(p)), RecordCounts.command(keys.counts(p))]
-        asked += [("HMGET", lock(p), "checkpoint", "entries", "before", "owner", "reason", "waits_since")]
+        asked += [("HMGET", lock(p), *fields)]
     replies = all_answered(await backend.pipeline(asked))
     ends: list[EntryId] = []
     records = only = waiting = 0
     reasons: list[str] = []
     oldest: list[int] = []
+    behind: list[int] = []
     for p, (length, counts, known) in enumerate(zip(*(replies[at::3] for at in range(3)), strict=True)):
-        packed, (checkpoint, *told, owner, reason, since) = RecordCounts.of(counts), known
+        packed, (checkpoint, *told, owner, reason, since, owned) = RecordCounts.of(counts), known
         entries, before = map(number, told)
         total = length + packed.dropped + packed.extra if packed.dropped >= 0 else packed.present(length)
         ends.append(EntryId.parse(checkpoint) if checkpoint else ZERO)
@@ -93,11 +95,14 @@ async def take_archived(backend: Backend, keys: StreamKeys, partitions: int, arc
         its_waiting = max(0, total - entries) if checkpoint else packed.present(length)
         waiting += its_waiting
         # Without a worker nobody notes it: then it is since the last archived record, at most.
-        its_since = number(since or b"") or ends[-1].ms
-        oldest += [its_since] if its_waiting and its_since else []
-        why = (reason or b"").decode("utf-8", "replace") or ("" if owner else "no worker archives it")
+        if its_waiting and (its_since := number(since) or ends[-1].ms or number(owned)):
+            oldest.append(its_since)
+            behind.append(ends[-1].ms or its_since)
+        is_left = bool(its_waiting and not owner)
+        why = (reason or b"").decode("utf-8", "replace") or ("no worker archives it" if is_left else "")
         reasons += [f"partition {p}: {why}"] if why else []
-    its = max(end.ms for end in ends), records, only, waiting, min(oldest, default=None)
+    upto_ms = min(behind, default=max(end.ms for end in ends)) if records else 0
+    its = upto_ms, records, only, waiting, min(oldest, default=None)
     return Archived(archive, partitions, *its, tuple(reasons))
 
 

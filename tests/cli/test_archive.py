@@ -167,7 +167,15 @@ def test_status_says_how_far_an_archive_is_and_what_waits(
     old_records(redis_url, "shop:orders", [order(1, "c1")], now_ms() - 7_300_000)
     archived(redis_url, "shop:orders")
     assert "1, at most 288" in streamworker.does("archive", "status", "shop:orders")
-    old_records(redis_url, "shop:orders", [order(1, "c1")], now_ms() - 7_201_000)
+    placement = resolve_stream("shop:orders").spec.placement
+    names = (f"c{n}" for n in range(10))
+    elsewhere = next(c for c in names if placement.partition_of(c.encode()) != placement.partition_of(b"c1"))
+    assert "1970-01-01" not in streamworker.does("archive", "status", "shop:orders")
+    old_records(redis_url, "shop:orders", [order(1, elsewhere)], now_ms() - 7_201_000)
+    assert "orders   1970-01-01" in streamworker.does("archive", "status", "shop:orders"), (
+        "its partition's end"
+    )
+    assert "orders is archived up to 1970-01-01" in streamworker.does("status", "shop:app")
     (found,) = streamworker.tells("archive", "status", "shop:app")
     assert 7_200_000 <= found["waits_ms"] < 7_900_000
     assert [each["problem"] for each in found["partitions"] if each["problem"]] == [

@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from streamworker.archive.chain import Chain
+from streamworker.archive.identity import ArchiveIdentity, put_identity
 from streamworker.archive.logs import read_rows
 from streamworker.archive.store import store_at
 from streamworker.cli.exit_codes import ExitCode
@@ -173,6 +174,35 @@ def test_doctor_warns_of_an_archive_for_which_nobody_works(streamworker: Invoke)
     assert "partition 0: no worker archives it" in late["found"] and "If it stays so: " in late["found"]
 
 
+def test_doctor_warns_of_an_archive_that_never_came_to_be(
+    streamworker: Invoke, shop: Path, redis_url: str
+) -> None:
+    """Before and after a worker has tried; nothing has been archived that could tell since when."""
+    (shop / "shop.py").write_text(SHOP.replace("LAKE", repr(str(shop / "lake"))), "utf-8")
+    put_identity(store_at(str(shop / "lake")), ArchiveIdentity("theirs", "orders", "", "json", "its"))
+    send(streamworker, 0, 5)
+
+    def told() -> str:
+        found = next(c for c in streamworker.tells("doctor", "shop:app") if c["name"] == "archive of orders")
+        assert found["verdict"] == "warn"
+        return str(found["found"])
+
+    assert "5 records not archived yet; partition 0: no worker archives it" in told()
+
+    def is_refused() -> bool:
+        return all(raw.hget(ARCHIVER.lock(p), "reason") for p in (0, 1))
+
+    async def tries() -> None:
+        async with local_worker(resolve_app("shop:app"), url=redis_url, name="w1"):
+            await wait_for_async(is_refused, "the store is refused in each partition")
+
+    with opened(redis_url) as raw:
+        anyio.run(tries)
+        assert "5 records not archived yet, the oldest for " in told()
+        assert raw.hdel(ARCHIVER.lock(0), "waits_since") and raw.hdel(ARCHIVER.lock(1), "waits_since")
+        assert "5 records not archived yet, the oldest for " in told()
+
+
 @pytest.mark.usefixtures("trimmed")
 def test_an_archiver_is_paused_by_its_streams_name_and_never_reset(streamworker: Invoke) -> None:
     """A checkpoint that is moved would trim what is not archived."""
@@ -226,11 +256,10 @@ LOGGED = (
 def test_peek_shows_rows_that_only_the_archive_has(streamworker: Invoke, shop: Path, redis_url: str) -> None:
     """The newest of all, whether Redis has none of them, some or enough."""
     (shop / "shop.py").write_text(LOGGED.replace("LAKE", repr(str(shop / "lake"))), "utf-8")
-    send(streamworker, 0)
 
-    async def work() -> None:
+    async def work(rows: int) -> None:
         async with local_worker(resolve_app("shop:app"), url=redis_url, name="w1"):
-            await wait_for_async(lambda: len(logged()) == MANY, "all rows are archived")
+            await wait_for_async(lambda: len(logged()) == rows, "all rows are archived")
 
     def logged() -> list[int]:
         found = [read_rows(Chain(store_at(f"{shop}/lake/log"), p), log_of(p), 0, MANY) for p in (0, 1)]
@@ -241,7 +270,9 @@ def test_peek_shows_rows_that_only_the_archive_has(streamworker: Invoke, shop: P
         def log_of(partition: int) -> str:
             return (raw.hget(COUNT.lock(partition), "log") or b"").decode()
 
-        anyio.run(work)
+        for sent in (0, MANY // 2):
+            send(streamworker, sent, MANY // 2)
+            anyio.run(work, sent + MANY // 2)
         whole = json.loads(streamworker.does("peek", "shop:count", "--last", "1000"))
         assert sorted(row["order_id"] for row in whole) == [*range(MANY)]
         for left in (5, 1, 0):
@@ -253,6 +284,11 @@ def test_peek_shows_rows_that_only_the_archive_has(streamworker: Invoke, shop: P
             assert [{"partition": 1, **row} for row in of_one] == [r for r in whole if r["partition"] == 1][
                 -3:
             ]
+    chain = Chain(store_at(f"{shop}/lake/log"), 1)
+    first, second, *_ = chain.segments()
+    chain.store.delete([first.name])
+    left = json.loads(streamworker.does("peek", "shop:count", "1", "--last", "1000"))
+    assert left[0]["row"] == second.after.ms, "what has expired is passed over"
 
 
 @pytest.mark.usefixtures("trimmed")

@@ -131,10 +131,11 @@ def _row(found: Status) -> Sequence[object]:
         found.place,
         objects_a_day(len(found.place.stream.placement.active), found.place.archive.every_ms),
     )
-    newest = max((each.known.end for each in found.partitions), default=ZERO)
-    up_to = f"row {sum(each.known.end.ms for each in found.partitions):,}" if place.log else ""
-    if not place.log and newest > ZERO:
-        up_to = local_time(newest.ms)
+    ends = [each.known.end.ms for each in found.partitions]
+    behind = [each.known.end.ms or each.oldest_ms for each in found.partitions if each.oldest_ms is not None]
+    up_to = f"row {sum(ends):,}" if place.log else ""
+    if not place.log and any(ends):
+        up_to = local_time(min(behind, default=max(ends)))
     if found.problem:
         return (place.name, up_to, None, None, None, duration(found.waits_ms), None, place.archive.url)
     held, today = found.stored, sum(each.today for each in found.stored)

@@ -261,13 +261,16 @@ async def _archived(
     locks = await read_locks(backend, group_keys(spec), asked)
 
     def read() -> list[_Commit]:
-        return [
-            (commit.at_ms, p, commit.end, without_metadata(commit.rows))
-            for p, lock in locks.items()
-            if isinstance(lock, LockView)
-            for end in [starts.get(p, lock.rows)]
-            for commit in read_rows(Chain(store_at(archive.url), p), lock.log, max(0, end - last), end)
-        ]
+        found: list[_Commit] = []
+        for p, lock in locks.items():
+            if isinstance(lock, LockView):
+                chain, end = Chain(store_at(archive.url), p), starts.get(p, lock.rows)
+                after = max(0, end - last, *(each.after.ms for each in chain.segments()[:1]))
+                found += (
+                    (commit.at_ms, p, commit.end, without_metadata(commit.rows))
+                    for commit in read_rows(chain, lock.log, after, end)
+                )
+        return found
 
     return await anyio.to_thread.run_sync(read)
 

@@ -403,16 +403,17 @@ def _history(holdings: Holdings) -> Iterator[Check]:
 def _archive(name: str, archived: Archived, holdings: Holdings) -> Check:
     """Say whether an archive goes on, and when the memory is full if it does not."""
     now_ms, archive = holdings.taken_ms, archived.archive
-    if not archived.is_late(now_ms):
+    if not (archived.is_late(now_ms) or (archived.waiting and archived.reasons)):
         upto = f"up to {local_time(archived.upto_ms)}" if archived.records else "nothing yet"
         most = objects_a_day(archived.partitions, archive.every_ms)
         only = counted(archived.only, "record")
         return ok(f"archive of {name}", f"{upto}, {only} only there; at most {most:,} files a day")
     why = f"; {_some(archived.reasons, '; ')}" if archived.reasons else ""
     full = memory_forecast(holdings.without_archives)
+    since = f", the oldest for {duration(archived.waits_ms(now_ms))}" if archived.oldest_ms else ""
     return warn(
         f"archive of {name}",
-        f"nothing is archived for {duration(archived.waits_ms(now_ms))}{why}. If it stays so: {full}",
+        f"{counted(archived.waiting, 'record')} not archived yet{since}{why}. If it stays so: {full}",
         "See `streamworker archive status`, and the log of its worker: the store, its credentials and rights "
         "(docs: archive). Redis keeps all meanwhile.",
     )

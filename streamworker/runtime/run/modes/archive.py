@@ -68,6 +68,7 @@ class ArchiveMode(Mode):
         while await self.intake.wait_may_start():
             try:
                 if self._chain is None:
+                    await self._waiting()  # Whatever hinders the archiver: it shows how late it is.
                     self._chain = await self._caught_up()
                 has_put = await self._put_due(self._chain)
             except ArchiveConflict as error:
@@ -148,16 +149,20 @@ class ArchiveMode(Mode):
 
     # -- the next link ---------------------------------------------------------------------------
 
+    async def _waiting(self) -> archiving.Unarchived:
+        """Return what waits, and note since when."""
+        here = self.commits.committer.backend, self.commits.committer.keys, self._partition
+        waiting = await archiving.read_waiting(*here, self.commits.committed.checkpoint)
+        if waiting.oldest_ms != self._noted_ms:
+            await archiving.note_waiting(*here, waiting.oldest_ms)
+            self._noted_ms = waiting.oldest_ms
+        return waiting
+
     async def _put_due(self, chain: Chain) -> bool:
         """Put the next segment if one is due; return whether that was done."""
         committer, archive = self.commits.committer, self._archive
-        here = committer.backend, committer.keys, self._partition
-        checkpoint = self.commits.committed.checkpoint
-        waiting = await archiving.read_waiting(*here, checkpoint)
+        waiting, checkpoint = await self._waiting(), self.commits.committed.checkpoint
         oldest_ms, until_ms = waiting.oldest_ms, waiting.now_ms - archive.after_ms
-        if oldest_ms != self._noted_ms:
-            await archiving.note_waiting(*here, oldest_ms)
-            self._noted_ms = oldest_ms
         if oldest_ms is None or oldest_ms > until_ms:
             return False
         is_large = waiting.records * self._record_bytes >= archive.size_bytes
@@ -165,6 +170,7 @@ class ArchiveMode(Mode):
             return False
         async with turn():
             until = archiving.up_to(until_ms)
+            here = committer.backend, committer.keys, self._partition
             entries = await archiving.read_raw(*here, checkpoint, until, archive.size_bytes)
             return bool(entries) and await self._put(chain, entries)
 
