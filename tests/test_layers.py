@@ -73,7 +73,7 @@ INSIDE = {
         "archive", "risks", "read", "send", "tracing", "forward", "run", "resources", "watch", "listener",
         "partitions", "group", "worker",
     ),
-    "spark": ("source", "pyspark_streamworker", "driver"),
+    "spark": ("source", "sinks", "pyspark_streamworker", "driver"),
     "declaring": (
         "callables", "parameters", "middleware", "options", "specs", "functions", "stream", "table",
         "registry", "data", "timers", "processors", "resources", "pipelines",

@@ -28,6 +28,7 @@ CALL_TIMEOUT_S = 60
 RETRIES_S = 20
 """How long obstore itself repeats a call; its caller repeats it further, and says so."""
 PROBE = "_probe"
+PROBE_BODY = b"This object shows whether the store puts an object only if it is absent."
 _NEW = "_new"
 """The folder in which files are written before they get their names."""
 _LEFT_S = 3600
@@ -165,10 +166,10 @@ class Store:
         if gone := [*names]:
             obstore.delete(self._store, gone)
 
-    def check_conditions(self) -> None:
-        """Raise ArchiveError if the store takes a name twice: then it would lose segments in silence."""
-        self.put_new(PROBE, b"This object shows whether the store puts an object only if it is absent.")
-        if self.put_new(PROBE, b"It does not."):
+    def check_conditions(self, name: str = PROBE, body: bytes = PROBE_BODY) -> None:
+        """Raise ArchiveError if the store takes a name twice: then it would lose objects in silence."""
+        self.put_new(name, body)
+        if self.put_new(name, body):
             raise ArchiveError(
                 f"The store of {self.url} ignores conditions: it took one name twice.",
                 remedy="Use a store with conditional puts: S3, Google Cloud Storage, Azure, MinIO, a folder.",

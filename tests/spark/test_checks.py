@@ -40,8 +40,21 @@ READ = ("app", "Stream", "processor")
             for name, each in (
                 ("batches of a whole", {"mode": "complete"}),
                 ("batches nowhere", {"path": None}),
-                ("batches far away", {"path": "s3a://bucket/lake"}),
+                ("batches far away", {"path": "hdfs://host/lake"}),
                 ("batches counted far away", {"checkpoint": "s3a://bucket/ck"}),
+            )
+        ),
+        pytest.param(
+            {"format": "parquet-batches", "path": "s3://lake/x", "options": {"partitionBy": "n"}},
+            "has not: partitionBy.*one object there; deltalake", id="batches of several objects",
+        ),
+        *(
+            pytest.param({name: url, "format": kind}, f"credentials in the URL of its {name}.*AWS_", id=url)
+            for name, url, kind in (
+                ("path", "s3://key:password@lake/x", "deltalake"),
+                ("path", "s3a://password@lake/x", "parquet"),
+                ("path", "abfss://lake:password@account.dfs.core.windows.net/x", "parquet-batches"),
+                ("checkpoint", "az://lake/x?sig=password", "parquet"),
             )
         ),
         *(
@@ -49,8 +62,9 @@ READ = ("app", "Stream", "processor")
             for name, each, says in (
                 ("updated", {"mode": "update"}, "mode='complete'"),
                 ("nowhere", {"path": None}, "path=None.* local disk"),
-                ("far away", {"path": "s3a://bucket/lake"}, "on a local disk"),
-                ("counted far away", {"checkpoint": "s3a://bucket/ck"}, "reads the query's id there"),
+                ("far away", {"path": "hdfs://host/lake"}, "on a local disk, or s3://"),
+                ("nowhere in a store", {"path": "s3://"}, "path='s3://'"),
+                ("counted far away", {"checkpoint": "hdfs://host/ck"}, "s3a://.* reads the query's id there"),
                 ("with options of Spark's", {"options": {"mergeSchema": "true"}}, "mergeSchema.*Leave"),
             )
         ),
@@ -64,7 +78,7 @@ READ = ("app", "Stream", "processor")
                 ("with a path", {"path": "lake"}, "Leave the path out"),
                 ("updated without a key", {"mode": "update"}, r"upsert=\[\.\.\.\]"),
                 ("with options of Spark's", {"options": {"url": "x"}}, "options that its sink has not: url"),
-                ("counted far away", {"checkpoint": "s3a://bucket/ck"}, "reads the query's id there"),
+                ("counted far away", {"checkpoint": "hdfs://host/ck"}, "reads the query's id there"),
             )
         ),
         *(
@@ -78,7 +92,7 @@ READ = ("app", "Stream", "processor")
                 ("and a format", INTO, "Give it one of them"),
                 ("and a table", {"table": "orders"}, "has table= and format='parquet'"),
                 ("that is async", {"write": anyio.sleep}, "Write it as def"),
-                ("counted far away", {"checkpoint": "s3a://bucket/ck"}, "reads the query's id there"),
+                ("counted far away", {"checkpoint": "hdfs://host/ck"}, "reads the query's id there"),
                 ("with options of Spark's", {"options": {"url": "x"}}, "that its sink has not: url"),
                 ("by values", {"options": {"partitionBy": "n"}}, "that its sink has not: partitionBy"),
             )
@@ -112,6 +126,23 @@ def test_a_pipeline_that_cannot_be_is_refused_with_what_to_write(given: dict[str
     with pytest.raises(ConfigurationError, match=says) as refused:
         check_pipeline(pipeline(**given))
     assert "password" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"path": "s3://lake/x"},
+        {"path": "s3a://lake/x", "upsert": ("n",), "mode": "update"},
+        {"path": "gs://lake/x", "format": "parquet-batches"},
+        {"path": "abfss://lake@account.dfs.core.windows.net/x", "mode": "complete"},
+        {"path": "s3://lake/x", "checkpoint": "s3a://lake/ck", "options": {"partitionBy": "n"}},
+        {**INTO, "checkpoint": "s3a://lake/ck"},
+    ],
+)
+def test_sinks_that_count_batches_write_to_object_stores(given: dict[str, Any]) -> None:
+    """And read their checkpoint there, if it is not on a disk, where it is by default."""
+    check_pipeline(spec := pipeline(**{"format": "deltalake", **given}))
+    assert checkpoint_of(spec) == given.get("checkpoint", ".streamworker/shop/revenue/checkpoint")
 
 
 def test_an_option_for_one_processor_precedes_that_for_all() -> None:

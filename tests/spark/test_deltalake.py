@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes
 from streamworker.errors import ConfigurationError, DataLoss
 from streamworker.spark.driver.pipelines import run_pipelines
 from streamworker.spark.driver.session import Session
-from streamworker.spark.source.deltalake import DeltaLake
+from streamworker.spark.sinks.deltalake import DeltaLake
 from tests.spark.acked import AckedLog
 from tests.spark.arrow import Rows
 from tests.spark.running import run_once

@@ -27,7 +27,7 @@ from streamworker.spark.driver.pipelines import run_pipelines
 from streamworker.spark.driver.progress import PipelineProgress
 from streamworker.spark.driver.queries import start_query
 from streamworker.spark.driver.session import Session
-from streamworker.spark.source.sink import Batches, WholeResult
+from streamworker.spark.sinks.sink import Batches, WholeResult
 from tests.helpers import wait_for
 from tests.spark.acked import AckedLog
 from tests.spark.queries import wait_for_rows

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from streamworker.spark.sinks.sink import query_id
 from streamworker.spark.source.places import place_at
-from streamworker.spark.source.sink import query_id
 from streamworker.spark.source.table import PLANNED, latest_batch, read_by
 from tests.stage.moto import moto_server, variables
 

@@ -20,7 +20,7 @@ from streamworker.errors import BackendUnavailable, ConfigurationError, DataLoss
 from streamworker.spark.driver.failures import read_failure
 from streamworker.spark.driver.pipelines import run_pipelines
 from streamworker.spark.driver.session import Session
-from streamworker.spark.source.postgres import AWAY, Postgres
+from streamworker.spark.sinks.postgres import AWAY, Postgres
 from tests.postgres import postgres
 from tests.spark.acked import AckedLog
 from tests.spark.arrow import Rows

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes it
 
-from streamworker.spark.source.sink import WholeResult
+from streamworker.spark.sinks.sink import WholeResult
 from tests.chaos.figures import repeats
 
 FILES = 3

@@ -24,7 +24,9 @@ COLUMNS = ("_time", "_seq", "_headers", "_payload", "_entry")
 LOG_COLUMNS = ("_partition", "_offset", "_acked_at", "_entry_id", "_epoch", "_key", "_sent_at", "_headers")
 """The columns of a segment of an acked log beside those of the rows; the last three with ``log_metadata``."""
 
-_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file", "memory")
+STORES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
+"""Schemes of URLs of object stores."""
+_SCHEMES = (*STORES, "file", "memory")
 _NAME = re.compile(r"partition=(\d{1,9})/(\d{20})-(\d{20})\.parquet")
 
 
@@ -73,12 +75,8 @@ class Archive:
         scheme, has_scheme, rest = self.url.partition("://")
         if has_scheme and (scheme not in _SCHEMES or not rest):
             raise ConfigurationError(f"archive={self.url!r} is of no store that is known.", remedy=_URLS)
-        before, has_user, _ = rest.partition("/")[0].rpartition("@")
-        # Azure's abfss://container@account has no user.
-        if has_scheme and has_user and (":" in before or not scheme.startswith("abfs")):
-            raise ConfigurationError(
-                "archive= has credentials in its URL.", remedy="Put them into the environment: AWS_*."
-            )
+        if has_secrets(self.url):
+            raise ConfigurationError("archive= has credentials in its URL.", remedy=CREDENTIALS)
 
     @classmethod
     def of(cls, value: "Archive | str") -> "Archive":
@@ -109,6 +107,23 @@ class Archive:
         kept = "" if self.keep_ms is None else f", kept {duration_text(self.keep_ms)}"
         often = f"every {duration_text(self.every_ms)} or {size_text(self.size_bytes)}"
         return f"{self.url} {often}, after {duration_text(self.after_ms)}{kept}"
+
+
+CREDENTIALS = "Put them into the environment: AWS_*, GOOGLE_* or AZURE_*."
+
+
+def has_secrets(url: str) -> bool:
+    """Return whether a URL has credentials: a user, or a query, in which Azure signs.
+
+    >>> has_secrets("s3://key:secret@lake/x"), has_secrets("az://lake/x?sig=secret")
+    (True, True)
+    >>> has_secrets("abfss://lake@account.dfs.core.windows.net/x"), has_secrets("lake@home/x")
+    (False, False)
+    """
+    scheme, has_scheme, rest = url.partition("://")
+    user, has_user, _ = rest.partition("/")[0].rpartition("@")
+    names_container = scheme.startswith("abfs") and ":" not in user
+    return bool(has_scheme) and scheme != "file" and ("?" in rest or (bool(has_user) and not names_container))
 
 
 _URLS = "Write s3://bucket/path, gs://bucket/path, az://container/path, or a folder."

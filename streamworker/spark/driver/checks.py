@@ -9,10 +9,11 @@ from inspect import iscoroutinefunction
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from streamworker.core.data.archives import CREDENTIALS, STORES, has_secrets
 from streamworker.declaring.specs import PipelineSpec, ProcessorSpec
 from streamworker.errors import ConfigurationError
+from streamworker.spark.sinks.postgres import OURS
 from streamworker.spark.source.options import is_source_option, parse_options
-from streamworker.spark.source.postgres import OURS
 from streamworker.spark.source.table import PLANNED, WRITTEN, highest, latest_batch
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ listings hide it, and pyarrow, DuckDB and Spark do not read it as data."""
 
 def check_pipeline(spec: PipelineSpec) -> None:
     """Check a pipeline's arguments against each other; an error names the pipeline and the correction."""
+    for name in ("path", "checkpoint"):
+        if has_secrets(getattr(spec, name) or ""):
+            raise _wrong(spec, f"has credentials in the URL of its {name}.", CREDENTIALS)
     for processor in spec.processors:
         if not processor.forward:
             raise _wrong(
@@ -92,16 +96,21 @@ def check_pipeline(spec: PipelineSpec) -> None:
         raise _wrong(spec, "has an empty path.", "Name the directory of the result.")
     _check_table(spec)
     ours = spec.format in ONCE or spec.write is not None
-    if ours and not is_local(checkpoint_of(spec)):
+    of_files = spec.format == BATCHES and is_local(str(spec.path))
+    if ours and not (is_local(where := checkpoint_of(spec)) or (in_store(where) and not of_files)):
         raise _wrong(
             spec,
             f"counts its batches, and has checkpoint={spec.checkpoint!r}.",
-            "Name a directory on a local disk: the sink reads the query's id there.",
+            f"Name a directory on a local disk{'' if of_files else ', or a URL such as s3a://lake/checkpoint'}"
+            ": the sink reads the query's id there.",
         )
     known = {"partitionBy"} if spec.format == DELTA else set()
     others = [each for each in spec.options if not is_source_option(each) and each not in known]
-    if ours and spec.format != BATCHES and others:
-        raise _wrong(spec, f"has options that its sink has not: {', '.join(others)}.", "Leave them out.")
+    if ours and not of_files and others:
+        but = f" A batch is one object there; {DELTA} has partitionBy." if spec.format == BATCHES else ""
+        raise _wrong(
+            spec, f"has options that its sink has not: {', '.join(others)}.", f"Leave them out.{but}"
+        )
 
 
 def source_options(spec: PipelineSpec, processor: ProcessorSpec) -> dict[str, str]:
@@ -125,20 +134,21 @@ def _check_files(spec: PipelineSpec) -> None:
             f"has format={BATCHES!r} and mode={spec.mode!r}.",
             "It appends. Use format='parquet' for another mode.",
         )
-    if spec.format in (BATCHES, DELTA) and not (spec.path and is_local(spec.path)):
+    if spec.format in (BATCHES, DELTA) and not (spec.path and (is_local(spec.path) or in_store(spec.path))):
         raise _wrong(
             spec,
             f"has format={spec.format!r} and path={spec.path!r}.",
-            "Name a directory on a local disk. Use format='parquet' for another place.",
+            "Name a directory on a local disk, or s3://bucket/path, gs:// or abfss://. Use format='parquet' "
+            "for another place.",
         )
-    if spec.mode == "update":
+    if spec.mode == "update" and not (spec.format == DELTA and spec.upsert):
         raise _wrong(
             spec,
             f"has mode='update' and format={spec.format!r}, and files cannot be updated in place.",
-            "Use mode='complete', which writes the whole result anew, format='postgres' with upsert=, or "
-            "write= with a function of yours.",
+            "Use mode='complete', which writes the whole result anew, format='deltalake' or 'postgres' with "
+            "upsert=, or write= with a function of yours.",
         )
-    if spec.mode == "complete" and spec.path is not None and not is_local(spec.path):
+    if spec.mode == "complete" and spec.format != DELTA and not is_local(spec.path or ""):
         raise _wrong(
             spec,
             f"has mode='complete' and path={spec.path!r}, where a whole result cannot be replaced at once.",
@@ -155,9 +165,9 @@ def _check_table(spec: PipelineSpec) -> None:
     if spec.write is not None and (spec.path is not None or spec.format != PARQUET):
         raise _wrong(spec, "has write= and a path or format.", "Give it one of them.")
     if spec.format != POSTGRES:
-        if given:
-            what = f"has {given[0]}= and format={spec.format!r}."
-            raise _wrong(spec, what, f"{given[0]} is for format={POSTGRES!r}.")
+        if others := [name for name in given if (name, spec.format) != ("upsert", DELTA)]:
+            what = f"has {others[0]}= and format={spec.format!r}."
+            raise _wrong(spec, what, f"{others[0]} is for format={POSTGRES!r}; upsert for {DELTA!r}, too.")
         return
     if spec.path is not None:
         raise _wrong(spec, f"has format={POSTGRES!r} and a path.", "Leave the path out: rows go to table=.")
@@ -188,10 +198,13 @@ def trigger_of(spec: PipelineSpec) -> dict[str, str | bool]:
 
 
 def checkpoint_of(spec: PipelineSpec) -> str:
-    """Return the checkpoint directory of a pipeline: the one given, or one beside its path."""
+    """Return the checkpoint directory of a pipeline: the one given, or one beside its path.
+
+    A sink of ours into a store has it in the folder of those without a path: Spark needs jars for a store.
+    """
     if spec.checkpoint is not None:
         return spec.checkpoint
-    if spec.path is None:
+    if spec.path is None or (spec.format in ONCE and in_store(spec.path)):
         return f"{CONTROL_FOLDER}/{spec.processors[0].stream.app}/{spec.name}/checkpoint"
     return f"{beside(spec.path)}/{spec.name}/checkpoint"
 
@@ -218,6 +231,12 @@ def beside(path: str) -> str:
 def is_local(path: str) -> bool:
     """Return whether a path is on this machine's file system."""
     return path.startswith("file:/") or "://" not in path
+
+
+def in_store(path: str) -> bool:
+    """Return whether a path is a URL of an object store that the sinks of ours know."""
+    scheme, has_scheme, rest = path.partition("://")
+    return bool(has_scheme) and scheme in STORES and bool(rest.strip("/"))
 
 
 def local(path: str) -> str:

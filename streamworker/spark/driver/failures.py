@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamworker.core.words import counted
+from streamworker.spark.sinks.postgres import AWAY
 from streamworker.spark.source.logs import NO_STREAM
-from streamworker.spark.source.postgres import AWAY
 
 FINAL = frozenset(
     {

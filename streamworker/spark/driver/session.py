@@ -448,6 +448,7 @@ TRAVELLING = (
     "streamworker.core",
     "streamworker.errors",
     "streamworker.redisio",
+    "streamworker.spark.sinks",
     "streamworker.spark.source",
     "streamworker.urls",
     "streamworker.variables",

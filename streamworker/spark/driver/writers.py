@@ -17,10 +17,14 @@ from streamworker.spark.driver.checks import (
     is_local,
     partition_columns,
 )
-from streamworker.spark.source.deltalake import DeltaLake
+from streamworker.spark.sinks.deltalake import DeltaLake
+from streamworker.spark.sinks.objects import ObjectBatches
+from streamworker.spark.sinks.postgres import Postgres, type_of
+from streamworker.spark.sinks.sink import BATCH_COLUMN, Batches, Handed, OncePerBatch, WholeResult
 from streamworker.spark.source.options import is_source_option
-from streamworker.spark.source.postgres import Postgres, type_of
-from streamworker.spark.source.sink import BATCH_COLUMN, Batches, Handed, OncePerBatch, WholeResult
+
+EXTRAS = {"obstore": "archive"}
+"""Packages whose extra has not the name of the format."""
 
 
 def writer_of(spec: PipelineSpec, result: Any, checkpoint: str, *, remote: bool) -> Any:
@@ -62,7 +66,7 @@ def writer_of(spec: PipelineSpec, result: Any, checkpoint: str, *, remote: bool)
         if sink.needs and not remote and find_spec(sink.needs) is None:
             raise ConfigurationError(
                 f"Format {spec.format} needs {sink.needs}, which is not installed.",
-                remedy=f"Run: pip install 'streamworker[{spec.format}]'",
+                remedy=f"Run: pip install 'streamworker[{EXTRAS.get(sink.needs, spec.format)}]'",
             )
         if not (sink.needs and remote):  # The server's disk and packages are another machine's.
             sink.begin()
@@ -82,7 +86,9 @@ def _sink_of(
     path, by = absolute(str(spec.path)), partition_columns(spec)
     _need_columns(spec, result, "partitionBy", by)
     if spec.format == DELTA:
-        return DeltaLake(path=path, checkpoint=checkpoint, partition_by=by, whole=spec.mode == "complete")
+        _need_columns(spec, result, "upsert", spec.upsert)
+        whole = spec.mode == "complete" and not spec.upsert
+        return DeltaLake(path=path, checkpoint=checkpoint, partition_by=by, upsert=spec.upsert, whole=whole)
     if spec.format == POSTGRES:
         return _postgres(spec, result, checkpoint)
     if spec.format != BATCHES:
@@ -98,6 +104,8 @@ def _sink_of(
             f"{BATCHES} show the name of each batch's directory.",
             remedy=f"Rename it in the function: .withColumnRenamed({ours[0]!r}, ...).",
         )
+    if not is_local(path):
+        return ObjectBatches(path=path, checkpoint=checkpoint)
     folder = f"{beside(path)}/{spec.name}"
     return Batches(path=path, folder=folder, checkpoint=checkpoint, partition_by=by, options=options)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from streamworker.errors import BackendUnavailable, ConfigurationError
-from streamworker.spark.source.sink import OncePerBatch
+from streamworker.spark.sinks.sink import OncePerBatch
 
 AWAY = "PostgreSQL does not answer"
 """The beginning of a message; the cause may last for minutes."""

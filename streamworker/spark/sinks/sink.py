@@ -29,7 +29,7 @@ import os
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -45,6 +45,8 @@ KEPT_S = 30.0
 """How long a version stays after it was replaced."""
 BATCH_COLUMN = "batch"
 """The column that readers which know Hive's partitions see in a table of batches."""
+LAST = ".last"
+"""The file of a table of batches that names the last one."""
 ID_LENGTH = 8
 """So much of a query's id is in the names of files."""
 
@@ -64,7 +66,7 @@ class WholeResult:
 
     def __call__(self, result: Any, batch: int) -> None:
         """Write ``result`` (a DataFrame) as the whole result after ``batch``."""
-        version = f"{query_id(self.checkpoint)[:ID_LENGTH]}-{batch:06d}"
+        version = name_of(query_id(self.checkpoint), batch)
         link, target = Path(self.path), Path(self.folder) / VERSIONS / version
         if link.is_symlink() and link.resolve() == target.resolve():
             return
@@ -183,16 +185,15 @@ class Batches(OncePerBatch):
 
     def last(self, table: Path, query: str) -> int | None:
         """Read the file that names the last batch; refuse files of which nothing tells the batches."""
-        if (mark := table / ".last").exists():
-            made_by, _, number = mark.read_text().partition("-")
-            return int(number) if made_by == query[:ID_LENGTH] else None
-        first = f"{query[:ID_LENGTH]}-{0:06d}"  # A kill may have left it without the file.
-        refuse_files(table, besides=(f"{BATCH_COLUMN}={first}", f".{first}"))
+        if (mark := table / LAST).exists():
+            return batch_of(mark.read_text(), query)
+        first = name_of(query, 0)  # A kill may have left it without the file.
+        refuse_files(str(table), besides=f"{BATCH_COLUMN}={first}")
         return -1
 
     def write(self, table: Path, result: Any, query: str, batch: int) -> None:
         """Write a batch beside the table, and rename it into the table."""
-        name = f"{query[:ID_LENGTH]}-{batch:06d}"
+        name = name_of(query, batch)
         fresh, target = Path(self.folder) / "fresh" / name, table / f"{BATCH_COLUMN}={name}"
         table.mkdir(parents=True, exist_ok=True)
         if not target.exists():
@@ -205,7 +206,7 @@ class Batches(OncePerBatch):
                 shutil.rmtree(fresh)
         mark = table / f".{name}"
         mark.write_text(name)
-        mark.replace(table / ".last")
+        mark.replace(table / LAST)
 
 
 @dataclass(frozen=True)
@@ -226,13 +227,24 @@ def _has_rows(folder: Path) -> bool:
     return any(read_metadata(file).num_rows for file in folder.rglob("*.parquet"))
 
 
-def refuse_files(folder: Path, besides: Collection[str] = ()) -> None:
-    """Raise ConfigurationError if a directory holds anything besides files of these names."""
-    if folder.exists() and any(each.name not in besides for each in folder.iterdir()):
+def refuse_files(path: str, besides: str = "") -> None:
+    """Raise ConfigurationError if a path or URL holds files besides those in a folder of this name."""
+    if any(name.partition("/")[0] != besides for name in place_at(path).names()):
         raise ConfigurationError(
-            f"{folder} holds files already, and none says which batches it has.",
+            f"{path} holds files already, and none says which batches it has.",
             remedy="Move it away, or give the pipeline another path.",
         )
+
+
+def name_of(query: str, batch: int) -> str:
+    """Return the name of a batch in those of files."""
+    return f"{query[:ID_LENGTH]}-{batch:06d}"
+
+
+def batch_of(name: str, query: str) -> int | None:
+    """Return the number of a batch by its name; None for another query's."""
+    made_by, _, number = name.partition("-")
+    return int(number) if made_by == query[:ID_LENGTH] else None
 
 
 def query_id(checkpoint: str) -> str:

@@ -1,0 +1,281 @@
+"""Sinks into an object store: each batch once, whoever is killed between which steps. The S3 is moto's."""
+
+import itertools
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import duckdb
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from deltalake import DeltaTable
+from deltalake.table import TableMerger
+from pyarrow.fs import S3FileSystem
+
+from streamworker.archive import store
+from streamworker.archive.store import Store
+from streamworker.errors import ArchiveError, ArchiveUnavailable, ConfigurationError, DataLoss
+from streamworker.spark.driver.failures import read_failure
+from streamworker.spark.sinks.deltalake import DeltaLake
+from streamworker.spark.sinks.objects import ObjectBatches
+from streamworker.spark.sinks.sink import OncePerBatch
+from streamworker.spark.source.places import place_at
+from tests.spark.arrow import Rows
+from tests.stage.moto import moto_server, variables
+
+pytestmark = pytest.mark.full("starts an S3")
+
+QUERY = "12345678-aaaa"
+OPTIONS = {"allow_http": "true"}
+NUMBER = itertools.count()
+ROWS = 100
+"""Of a batch."""
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    with moto_server() as url:
+        yield url
+
+
+@pytest.fixture
+def lake(s3: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a folder of the test's own."""
+    for name, value in variables(s3).items():
+        monkeypatch.setenv(name, value)
+    return f"s3://lake/clouds-{next(NUMBER)}"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    return of_query(tmp_path / "ck", QUERY)
+
+
+def of_query(folder: Path, query: str) -> str:
+    folder.mkdir()
+    (folder / "metadata").write_text(f'{{"id": "{query}"}}')
+    return str(folder)
+
+
+SINKS: dict[str, Callable[..., OncePerBatch]] = {
+    "batches": ObjectBatches,
+    "delta": DeltaLake,
+    "merged": lambda **given: DeltaLake(upsert=("n",), **given),
+}
+
+
+def rows_of(batch: int, rng: random.Random) -> Rows:
+    """Return the rows of a batch, in another order each time, as after a shuffle."""
+    numbers = list(range(batch * ROWS, (batch + 1) * ROWS))
+    rng.shuffle(numbers)
+    return Rows(pa.table({"n": numbers, "user": [f"user-{n % 7}" for n in numbers]}))
+
+
+def in_s3(url: str) -> tuple[str, S3FileSystem]:
+    """Return the path and the file system of pyarrow for a URL."""
+    host = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
+    return url.removeprefix("s3://"), S3FileSystem(endpoint_override=host, scheme="http")
+
+
+def read_all(url: str, kind: str) -> dict[str, list[int]]:
+    """Read a table by each reader; its numbers in order."""
+    if kind == "batches":
+        path, files = in_s3(url)
+        dataset = ds.dataset(path, filesystem=files, format="parquet")
+        found = {
+            "pyarrow": dataset.to_table()["n"].to_pylist(),
+            "pandas": pd.read_parquet(path, filesystem=files)["n"].tolist(),
+            "polars": pl.read_parquet(f"{url}/**/*.parquet", storage_options=of_polars())["n"].to_list(),
+            "duckdb": [n for (n,) in duckdb.from_arrow(dataset.to_table()).project("n").fetchall()],
+        }
+    else:
+        table = DeltaTable(url, storage_options=OPTIONS)
+        rows = table.to_pyarrow_table()
+        found = {
+            "delta-rs": rows["n"].to_pylist(),
+            "pandas": table.to_pandas()["n"].tolist(),
+            "polars": pl.read_delta(url, storage_options=OPTIONS)["n"].to_list(),
+            "duckdb": [n for (n,) in duckdb.from_arrow(rows).project("n").fetchall()],
+        }
+    return {name: sorted(numbers) for name, numbers in found.items()}
+
+
+def of_polars() -> dict[str, str]:
+    return {"aws_endpoint_url": os.environ["AWS_ENDPOINT_URL"], "aws_allow_http": "true"}
+
+
+class Killed(BaseException):
+    """What a sink does not get to see: its process ends here."""
+
+
+STEPS: dict[str, tuple[Any, str]] = {
+    "mark read": (Store, "get"),
+    "claimed": (Store, "check_conditions"),
+    "put": (Store, "put_new"),
+    "marked": (Store, "replace"),
+    "created": (DeltaTable, "create"),
+    "written": (deltalake, "write_deltalake"),
+    "merged": (TableMerger, "execute"),
+}
+"""What a sink calls; it is killed before or after."""
+OF = {
+    "batches": ("mark read", "claimed", "put", "marked"),
+    "delta": ("created", "written"),
+    "merged": ("created", "merged"),
+}
+
+
+@pytest.mark.parametrize(("kind", "step"), [(kind, step) for kind, steps in OF.items() for step in steps])
+def test_a_sink_killed_before_or_after_a_step_adds_each_batch_once(
+    lake: str, checkpoint: str, kind: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that runs again has its rows in another order."""
+    rng, kills = random.Random(step), 0
+    owner, name = STEPS[step]
+    call = getattr(owner, name)
+    for when, n in itertools.product(("before", "after"), (1, 2, 3)):
+        table = f"{lake}/{when}-{n}"
+        for batch in range(3):
+            sink = SINKS[kind](path=table, checkpoint=checkpoint)
+            with monkeypatch.context() as patch, suppress(Killed):
+                patch.setattr(owner, name, dying(call, when, n))
+                sink(rows_of(batch, rng), batch)
+                kills -= 1
+            kills += 1
+            sink(rows_of(batch, rng), batch)
+        for reader, found in read_all(table, kind).items():
+            assert found == [*range(3 * ROWS)], (reader, when, n)
+    print(f"{kind}: {kills} kills at {step}")
+    assert kills >= 2
+
+
+def dying(call: Callable[..., Any], when: str, n: int) -> Callable[..., Any]:
+    """Return a call that ends the process at the nth time."""
+    count = itertools.count(1)
+
+    def dies(*args: Any, **kwargs: Any) -> Any:
+        its_time = next(count) == n
+        if its_time and when == "before":
+            raise Killed
+        found = call(*args, **kwargs)
+        if its_time:
+            raise Killed
+        return found
+
+    return dies
+
+
+@pytest.mark.parametrize("kind", SINKS)
+def test_the_first_batch_of_two_drivers_or_two_queries_is_there_once(
+    lake: str, checkpoint: str, tmp_path: Path, kind: str
+) -> None:
+    """They have looked at the same time, and found no table."""
+    rng, other = random.Random(kind), of_query(tmp_path / "other", "87654321-bbbb")
+    for name, its, query in (("drivers", checkpoint, QUERY), ("queries", other, "87654321-bbbb")):
+        table = f"{lake}/{name}"
+        one, two = (SINKS[kind](path=table, checkpoint=each) for each in (checkpoint, its))
+        with one.opened() as seen, two.opened() as seen_too:
+            one.write(seen, rows_of(0, rng), QUERY, 0)
+            with suppress(ConfigurationError):
+                two.write(seen_too, rows_of(0, rng), query, 0)
+        for reader, found in read_all(table, kind).items():
+            assert found == [*range(ROWS)], reader
+    with pytest.raises(ConfigurationError, match="written from another checkpoint directory"):
+        two(rows_of(0, rng), 0)
+
+
+@pytest.mark.parametrize("kind", SINKS)
+def test_a_driver_that_another_has_passed_changes_nothing(lake: str, checkpoint: str, kind: str) -> None:
+    """It was held up in the middle of a batch, and its table goes on from what the other has written."""
+    rng, sink = random.Random(kind), SINKS[kind](path=lake, checkpoint=checkpoint)
+    sink(rows_of(0, rng), 0)
+    with suppress(ArchiveUnavailable), sink.opened() as before:
+        for batch in (1, 2):
+            sink(rows_of(batch, rng), batch)
+        sink.write(before, rows_of(1, rng), QUERY, 1)
+        pytest.fail("it has written batch 1")
+    with pytest.raises(ConfigurationError, match="written from another checkpoint directory"):
+        sink(rows_of(1, rng), 1)
+    sink(rows_of(3, rng), 3)
+    for reader, found in read_all(lake, kind).items():
+        assert found == [*range(4 * ROWS)], reader
+
+
+@pytest.mark.parametrize("kind", SINKS)
+def test_a_table_that_was_lost_or_is_anothers_is_refused(
+    lake: str, checkpoint: str, tmp_path: Path, kind: str
+) -> None:
+    """As on a disk; the checkpoint may be in the store, too."""
+    new, in_store = of_query(tmp_path / "new", "87654321-bbbb"), f"{lake}/checkpoint"
+    place_at(in_store).put("metadata", Path(checkpoint, "metadata").read_bytes())
+    sink = SINKS[kind](path=f"{lake}/table", checkpoint=in_store.replace("s3:", "s3a:"))
+    rng = random.Random(kind)
+    for batch in range(3):
+        sink(rows_of(batch, rng), batch)
+    with pytest.raises(DataLoss, match="does not hold batch 6"):
+        sink(rows_of(7, rng), 7)
+    for refused in (sink, SINKS[kind](path=f"{lake}/table", checkpoint=new)):
+        with pytest.raises(ConfigurationError, match="another checkpoint directory"):
+            refused.begin()
+    place_at(in_store).put("offsets/2", b"")
+    sink.begin()
+    place_at(f"{lake}/files").put("some.parquet", b"")
+    with pytest.raises(ConfigurationError, match="holds files already"):
+        SINKS[kind](path=f"{lake}/files", checkpoint=str(tmp_path / "none")).begin()
+
+
+@pytest.mark.parametrize("kind", SINKS)
+def test_a_store_that_is_away_is_asked_again(
+    lake: str, checkpoint: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not taken for an empty table."""
+    rng, sink = random.Random(kind), SINKS[kind](path=lake, checkpoint=checkpoint)
+    sink(rows_of(0, rng), 0)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    store._store_at.cache_clear()
+    with pytest.raises(ArchiveUnavailable, match=lake) as away:
+        sink(rows_of(1, rng), 1)
+    failure = read_failure(f"Traceback\nstreamworker.errors.ArchiveUnavailable: {away.value}")
+    assert failure.may_last
+    assert not failure.final
+
+
+def test_a_store_that_ignores_conditions_is_refused(
+    lake: str, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put(to: Store, name: str, body: bytes) -> bool:
+        to.put(name, body)
+        return True
+
+    monkeypatch.setattr(Store, "put_new", put)
+    with pytest.raises(ArchiveError, match="ignores conditions"):
+        ObjectBatches(path=lake, checkpoint=checkpoint)(rows_of(0, random.Random(0)), 0)
+
+
+@pytest.mark.parametrize("where", ["disk", "store"])
+def test_a_row_of_a_delta_table_replaces_the_one_of_its_key(
+    lake: str, checkpoint: str, tmp_path: Path, where: str
+) -> None:
+    """Of a batch the last one of a key. Columns that come later are added, and none goes unnoticed."""
+    url = lake if where == "store" else str(tmp_path / "table")
+    sink = DeltaLake(path=url, checkpoint=checkpoint, upsert=("Order id", "day"), partition_by=("day",))
+    days, ids = ["a", "a", "b", "a"], [1, 2, 1, 1]
+    sink(Rows(pa.table({"Order id": ids, "day": days, "v": [1, 2, 3, 4]})), 0)
+    more = {"Order id": [2, 3], "day": ["a", "b"], "v": [5, 6], "new": [None, 1.5]}
+    for batch in (1, 1):
+        sink(Rows(pa.table(more)), batch)
+    sink(Rows(pa.table({name: pa.array([], pa.table(more)[name].type) for name in more})), 2)
+    found = pl.read_delta(url, storage_options=OPTIONS).select("Order id", "day", "v", "new").sort("v").rows()
+    assert found == [(1, "b", 3, None), (1, "a", 4, None), (2, "a", 5, None), (3, "b", 6, 1.5)]
+    assert DeltaTable(url, storage_options=OPTIONS).version() == 3
+    with pytest.raises(ConfigurationError, match="'day' of upsert has a null"):
+        sink(Rows(pa.table({**more, "day": [None, "b"]})), 3)
+    with pytest.raises(ConfigurationError, match=r"Column 'v' .*long.*double"):
+        sink(Rows(pa.table({**more, "v": [1.5, 2.0]})), 3)
