@@ -12,8 +12,10 @@ import pytest
 from streamworker import Context
 from streamworker.archive.chain import BATCH_BYTES, Chain
 from streamworker.archive.store import FileStore, store_at
-from streamworker.core.data.entries import ZERO
+from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.errors import ArchiveConflict
 from streamworker.redisio.keys import GroupKeys
+from streamworker.runtime.run.modes.archive import ArchiveMode
 from streamworker.testing import Snapshot
 from tests.archive.shop import KEYS, Shop, all_archived, all_trimmed, ends, exact
 from tests.helpers import wait_for_async
@@ -113,6 +115,38 @@ def ends_at(raw: Any, partition: int) -> bool:
     keys = GroupKeys("shop", "orders", "late")
     end = raw.xinfo_stream(keys.events(partition))["last-generated-id"]
     return bool(raw.hget(keys.lock(partition), "checkpoint") == end)
+
+
+async def test_a_reader_of_the_archive_turns_to_redis_at_the_archivers_checkpoint(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A put may be ahead of it for long, and only up to there a commit of archived records is taken."""
+
+    async def halted(_: Any) -> Any:
+        raise ArchiveConflict("Two histories share ids.", remedy="Look.")
+
+    lake = str(tmp_path / "lake")
+    with exact(redis_url) as raw:
+        shop = Shop(redis_url, lake, 1, retention="1 hour")
+        async with shop.works():
+            await shop.send(range(100))
+            await all_archived(raw, 1)
+            known, end = raw.hgetall(KEYS.lock(0)), raw.xinfo_stream(KEYS.events(0))["last-generated-id"]
+            await shop.send(range(100, 1500))
+            await all_archived(raw, 1)
+        raw.hset(KEYS.lock(0), mapping={name: known[name] for name in (b"checkpoint", b"entries")})
+        at = EntryId.parse(end)
+        raw.xtrim(KEYS.events(0), minid=str(EntryId(at.ms, at.seq + 1)), approximate=False)
+        monkeypatch.setattr(ArchiveMode, "_caught_up", halted)
+        later, seen = Shop(redis_url, lake, 1, retention="1 hour"), list[int]()
+
+        @later.app.processor(later.orders, batch=1000, name="late")
+        async def late(batch: list[Any]) -> None:
+            seen.extend(order.n for order in batch)
+
+        async with later.works():
+            await wait_for_async(ends(raw, 1, "late"), "all is read")
+    assert seen == [*range(1500)]
 
 
 FULL = pytest.mark.full("another protocol")

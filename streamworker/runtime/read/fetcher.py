@@ -18,6 +18,7 @@ key is a stream again, and checks what a read does not report.
 import contextlib
 import random
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -308,11 +309,15 @@ class Reads(ABC):
                     self._wake(buffer, is_new=True)
                 return
         found = await cold.next(partition, position)
+        archived = (await archiving.read_archived(self.backend, self.keys, [partition]))[partition]
         if found is None:
-            archived = await archiving.read_archived(self.backend, self.keys, [partition])
-            if archived[partition] > position and await cold.next(partition, position) is None:
+            if archived > position and await cold.next(partition, position) is None:
                 raise cold.ended(partition, position)
             return
+        if found.id_at(len(found) - 1) > archived:
+            # A put may be ahead of the checkpoint, up to which commits of archived records are taken.
+            cold.close(partition)
+            found = found[: bisect_right(range(len(found)), archived, key=found.id_at)]
         if self._buffers.get(partition) is not buffer:
             cold.close(partition)
         elif buffer.position == position:
