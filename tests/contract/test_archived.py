@@ -4,8 +4,12 @@ import pytest
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.placement import Placement
+from streamworker.core.events import AcquireLocks
+from streamworker.core.ownership.locks import Acquired
 from streamworker.redisio.data.streams import register
 from streamworker.redisio.data.trimming import trim_many
+from streamworker.redisio.group import locks
+from streamworker.redisio.group.operation import Access
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from tests.raw import opened
@@ -33,3 +37,20 @@ async def test_only_what_an_archiver_has_is_trimmed_before_others_have_read_it(
             await trim_many(backend, PRICE, {0: 0})
         assert raw.xlen(PRICE.events(0)) == (3 if is_archiver else 10)
         raw.config_set("stream-node-max-entries", 100)
+
+
+async def test_deaths_in_the_call_of_a_record_count_that_is_in_the_archive_alone(redis_url: str) -> None:
+    """All was archived and trimmed, so nothing in Redis follows the checkpoint."""
+    with opened(redis_url) as raw:
+        async with Backend.open(redis_url, name="death") as backend:
+            for keys in (PRICE, ARCHIVE):
+                await register(backend, keys, Placement(1), "earliest")
+            raw.hset(ARCHIVE.lock(0), mapping={"checkpoint": "9-0", "entries": "9"})
+            access, deaths = Access(backend, PRICE, 0, lambda _: ()), []
+            for generation, owner in enumerate(("w1", "w2", "w3"), 1):
+                asked = AcquireLocks((0,), owner, generation, (owner,))
+                acquired = (await locks.acquire(access, asked)).replies[0]
+                assert isinstance(acquired, Acquired)
+                deaths.append(acquired.deaths)
+                raw.hset(PRICE.lock(0), "tries", "5-0 1 alone")
+    assert deaths == [None, 1, 2]

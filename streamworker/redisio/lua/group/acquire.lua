@@ -99,7 +99,7 @@ local tries, named = string.match(before[2] or '', '^((%d+%-%d+) .*) alone$')
 local died = holder ~= '' and not live
 if died or named then
   local waiting = redis.pcall('XRANGE', events, '(' .. has[1], '+', 'COUNT', 1)
-  if waiting[1] then
+  if waiting[1] or is_archived_behind(events, has[1]) then
     local at, deaths = string.match(before[1] or '', '^(%S+) (%d+)$')
     local its = died and named and id_less(has[1], named) and 1 or 0
     redis.call('HSET', lock, 'deaths', has[1] .. ' ' .. text((at == has[1] and tonumber(deaths) or 0) + its))
