@@ -18,6 +18,8 @@ BATCH_RECORDS = 4_000
 BATCH_BYTES = 4 * 1024 * 1024
 """How many records of a segment are read at a time, and how much, of all columns: large ones would take more
 memory than a worker has for its reads."""
+NEAR_MS = 86_400_000
+"""How far before an id the segment with it is looked for first: of a year a store lists 52,000."""
 
 
 class Segment(NamedTuple):
@@ -44,16 +46,22 @@ class Chain:
     store: Store
     partition: int
 
-    def segments(self, since: EntryId = ZERO) -> list[Segment]:
-        """Return in order the segments that may have records after an id; all if none begins before it."""
-        listed = self.store.names(f"partition={self.partition}")
+    def segments(self, since: EntryId = ZERO, near_ms: int = NEAR_MS) -> list[Segment]:
+        """Return in order the segments that may have records after an id; all if none begins before it.
+
+        Those that begin up to ``near_ms`` before it are listed first, and all only if there is none.
+        """
+        begin = EntryId(max(0, since.ms - near_ms), 0)
+        folder, above = f"partition={self.partition}", name_of(self.partition, begin) if begin > ZERO else ""
+        listed = self.store.names(folder, above)
         # Others may write beside them, such as an optimizer of tables.
         found = [
             Segment(each.name, after, each.size)
             for each in listed
             if (after := after_of(each.name)) is not None
         ]
-        return found[start_in([each.after for each in found], since) or 0 :]
+        at = start_in([each.after for each in found], since)
+        return self.segments(since, since.ms) if at is None and above else found[at or 0 :]
 
     def footer(self, after: EntryId) -> Footer | None:
         """Return the footer of the segment that begins after an id; None if there is none."""

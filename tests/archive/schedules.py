@@ -111,7 +111,8 @@ class Objects(Store):
         self._away()
         if not self._world.rarely("old list"):
             self._old = sorted(self.held)
-        return [Listed(name, len(self.held[name])) for name in self._old if name.startswith(prefix)]
+        found = (name for name in self._old if name.startswith(prefix) and name > after)
+        return [Listed(name, len(self.held[name])) for name in found]
 
 
 class Backend(StoreBackend):

@@ -11,12 +11,13 @@ from typing import Any
 import anyio
 import pytest
 
+from streamworker.archive.chain import Chain
 from streamworker.archive.identity import put_identity, read_identity
 from streamworker.archive.store import Store, store_at
 from streamworker.cli.archive import adopting
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.core.data.archives import GROUP, name_of
-from streamworker.core.data.entries import ZERO
+from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.readers import read_position
 from streamworker.errors import ArchiveUnavailable, CoordinationError
 from streamworker.importing import resolve_app, resolve_stream
@@ -82,6 +83,24 @@ def filled(redis_url: str, at_ms: int = 1_000) -> None:
     """Archive twenty orders of ten customers in segments of three."""
     old_records(redis_url, "shop:orders", [order(n, f"c{n % 10}") for n in range(20)], at_ms)
     archived(redis_url, "shop:orders", at_once=3)
+
+
+@STORES
+def test_what_is_listed_of_a_chain_begins_shortly_before_what_is_asked_for(url: str) -> None:
+    """All is listed where nothing begins there."""
+    store = store_at(url)
+    day, hour = 86_400_000, 3_600_000
+    afters = [ZERO, *(EntryId(ms, 7) for ms in (5 * day, 10 * day, 10 * day + hour, 10 * day + 2 * hour))]
+    for after in afters:
+        store.put_new(name_of(1, after), b"it")
+    chain = Chain(store, 1)
+    listed = chain.store.names("partition=1", name_of(1, EntryId(9 * day, 0)))
+    assert [each.name for each in listed] == [name_of(1, each) for each in afters[2:]]
+    for at, since in [(0, ZERO), (0, EntryId(5 * day, 6)), (1, EntryId(8 * day, 0)), *enumerate(afters)]:
+        assert [each.after for each in chain.segments(since)] == afters[at:]
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(type(store), "names", lambda _, prefix, after: listed if after else [])
+        assert [each.after for each in chain.segments(afters[-1])] == afters[-1:], "one list is enough"
 
 
 def kinds(streamworker: Invoke, *options: str) -> list[str]:
