@@ -1,23 +1,15 @@
 """Sinks into an object store: each batch once, whoever is killed between which steps. The S3 is moto's."""
 
 import itertools
-import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import deltalake
-import duckdb
-import pandas as pd
 import polars as pl
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
-from deltalake.table import TableMerger
-from pyarrow.fs import S3FileSystem
 
 from streamworker.archive import store
 from streamworker.archive.store import Store
@@ -28,12 +20,12 @@ from streamworker.spark.sinks.objects import ObjectBatches
 from streamworker.spark.sinks.sink import OncePerBatch
 from streamworker.spark.source.places import place_at
 from tests.spark.arrow import Rows
+from tests.spark.clouds import OF, OPTIONS, STEPS, dying, read_by_each
 from tests.stage.moto import moto_server, variables
 
 pytestmark = pytest.mark.full("starts an S3")
 
 QUERY = "12345678-aaaa"
-OPTIONS = {"allow_http": "true"}
 NUMBER = itertools.count()
 ROWS = 100
 """Of a batch."""
@@ -78,58 +70,16 @@ def rows_of(batch: int, rng: random.Random) -> Rows:
     return Rows(pa.table({"n": numbers, "user": [f"user-{n % 7}" for n in numbers]}))
 
 
-def in_s3(url: str) -> tuple[str, S3FileSystem]:
-    """Return the path and the file system of pyarrow for a URL."""
-    host = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
-    return url.removeprefix("s3://"), S3FileSystem(endpoint_override=host, scheme="http")
-
-
-def read_all(url: str, kind: str) -> dict[str, list[int]]:
-    """Read a table by each reader; its numbers in order."""
-    if kind == "batches":
-        path, files = in_s3(url)
-        dataset = ds.dataset(path, filesystem=files, format="parquet")
-        found = {
-            "pyarrow": dataset.to_table()["n"].to_pylist(),
-            "pandas": pd.read_parquet(path, filesystem=files)["n"].tolist(),
-            "polars": pl.read_parquet(f"{url}/**/*.parquet", storage_options=of_polars())["n"].to_list(),
-            "duckdb": [n for (n,) in duckdb.from_arrow(dataset.to_table()).project("n").fetchall()],
-        }
-    else:
-        table = DeltaTable(url, storage_options=OPTIONS)
-        rows = table.to_pyarrow_table()
-        found = {
-            "delta-rs": rows["n"].to_pylist(),
-            "pandas": table.to_pandas()["n"].tolist(),
-            "polars": pl.read_delta(url, storage_options=OPTIONS)["n"].to_list(),
-            "duckdb": [n for (n,) in duckdb.from_arrow(rows).project("n").fetchall()],
-        }
-    return {name: sorted(numbers) for name, numbers in found.items()}
-
-
-def of_polars() -> dict[str, str]:
-    return {"aws_endpoint_url": os.environ["AWS_ENDPOINT_URL"], "aws_allow_http": "true"}
+def numbers_in(url: str, kind: str) -> dict[str, list[int]]:
+    return {reader: [n for (n,) in rows] for reader, rows in read_by_each(url, kind, ["n"]).items()}
 
 
 class Killed(BaseException):
     """What a sink does not get to see: its process ends here."""
 
 
-STEPS: dict[str, tuple[Any, str]] = {
-    "mark read": (Store, "get"),
-    "claimed": (Store, "check_conditions"),
-    "put": (Store, "put_new"),
-    "marked": (Store, "replace"),
-    "created": (DeltaTable, "create"),
-    "written": (deltalake, "write_deltalake"),
-    "merged": (TableMerger, "execute"),
-}
-"""What a sink calls; it is killed before or after."""
-OF = {
-    "batches": ("mark read", "claimed", "put", "marked"),
-    "delta": ("created", "written"),
-    "merged": ("created", "merged"),
-}
+def end() -> None:
+    raise Killed
 
 
 @pytest.mark.parametrize(("kind", "step"), [(kind, step) for kind, steps in OF.items() for step in steps])
@@ -145,31 +95,15 @@ def test_a_sink_killed_before_or_after_a_step_adds_each_batch_once(
         for batch in range(3):
             sink = SINKS[kind](path=table, checkpoint=checkpoint)
             with monkeypatch.context() as patch, suppress(Killed):
-                patch.setattr(owner, name, dying(call, when, n))
+                patch.setattr(owner, name, dying(call, when, n, end))
                 sink(rows_of(batch, rng), batch)
                 kills -= 1
             kills += 1
             sink(rows_of(batch, rng), batch)
-        for reader, found in read_all(table, kind).items():
+        for reader, found in numbers_in(table, kind).items():
             assert found == [*range(3 * ROWS)], (reader, when, n)
     print(f"{kind}: {kills} kills at {step}")
     assert kills >= 2
-
-
-def dying(call: Callable[..., Any], when: str, n: int) -> Callable[..., Any]:
-    """Return a call that ends the process at the nth time."""
-    count = itertools.count(1)
-
-    def dies(*args: Any, **kwargs: Any) -> Any:
-        its_time = next(count) == n
-        if its_time and when == "before":
-            raise Killed
-        found = call(*args, **kwargs)
-        if its_time:
-            raise Killed
-        return found
-
-    return dies
 
 
 @pytest.mark.parametrize("kind", SINKS)
@@ -185,7 +119,7 @@ def test_the_first_batch_of_two_drivers_or_two_queries_is_there_once(
             one.write(seen, rows_of(0, rng), QUERY, 0)
             with suppress(ConfigurationError):
                 two.write(seen_too, rows_of(0, rng), query, 0)
-        for reader, found in read_all(table, kind).items():
+        for reader, found in numbers_in(table, kind).items():
             assert found == [*range(ROWS)], reader
     with pytest.raises(ConfigurationError, match="written from another checkpoint directory"):
         two(rows_of(0, rng), 0)
@@ -204,7 +138,7 @@ def test_a_driver_that_another_has_passed_changes_nothing(lake: str, checkpoint:
     with pytest.raises(ConfigurationError, match="written from another checkpoint directory"):
         sink(rows_of(1, rng), 1)
     sink(rows_of(3, rng), 3)
-    for reader, found in read_all(lake, kind).items():
+    for reader, found in numbers_in(lake, kind).items():
         assert found == [*range(4 * ROWS)], reader
 
 

@@ -95,8 +95,8 @@ def has_done(driver: Driver, folder: Path, batch: int) -> bool:
     return driver.alive() and numbered(folder, "legs", "commits") >= batch
 
 
-def read_up_to(folder: Path) -> list[int]:
+def read_up_to(folder: Path, name: str = "legs") -> list[int]:
     """Return the end of the last batch that is committed, by partition."""
-    checkpoint = folder / ".streamworker" / "legs" / "legs" / "checkpoint"
-    offsets = (checkpoint / "offsets" / str(numbered(folder, "legs", "commits"))).read_text().splitlines()
+    checkpoint = folder / ".streamworker" / name / name / "checkpoint"
+    offsets = (checkpoint / "offsets" / str(numbered(folder, name, "commits"))).read_text().splitlines()
     return [rows for _, rows in sorted(json.loads(offsets[-1])["p"].items())]
