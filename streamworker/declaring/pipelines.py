@@ -9,6 +9,7 @@ from streamworker.declaring.callables import P, R, look, takes
 from streamworker.declaring.processors import Processor
 from streamworker.declaring.registry import DeclaringApp
 from streamworker.declaring.specs import PipelineSpec, ProcessorSpec, has_several_types, rows_of_several_types
+from streamworker.declaring.stream import Stream
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.keys import check_name
 from streamworker.spark.driver.checks import check_pipeline
@@ -21,6 +22,7 @@ def pipeline(
     *others: Processor[..., Any],
     name: str | None = None,
     trigger: str = "10 seconds",
+    into: Stream[Any] | None = None,
     path: str | None = None,
     format: str = "parquet",
     mode: Literal["append", "complete", "update"] = "append",
@@ -42,6 +44,9 @@ def pipeline(
         Name of the pipeline; the function's name if None.
     trigger
         ``"10 seconds"``, or ``"available now"`` to process the existing rows and stop.
+    into
+        The stream that the rows go to, each once (docs: into-a-stream). Their columns are the fields of its
+        records, and ``_headers`` if rows have headers.
     path, format, mode
         Where and how the returned DataFrame is written. A function that returns a stream writer
         needs none of them.
@@ -77,6 +82,9 @@ def pipeline(
     >>> @app.pipeline(price, path="lake/orders")
     ... def lake(orders):
     ...     return orders.where("amount > 100")
+    >>> @app.pipeline(price, into=app.stream("large", Order, key="customer"))
+    ... def large(orders):
+    ...     return orders.where("amount > 1000")
     """
     inputs, given = (processor, *others), (options or {}).items()
     for each in others:
@@ -110,6 +118,7 @@ def pipeline(
             upsert=(upsert,) if isinstance(upsert, str) else tuple(upsert),
             dsn_env=dsn_env,
             write=write,
+            into=into,
         )
         check_pipeline(spec)
         app.registry.pipelines[label] = spec

@@ -239,6 +239,8 @@ class PipelineSpec:
     upsert: tuple[str, ...] = ()
     dsn_env: str | None = None
     write: Callable[..., object] | None = None
+    into: Any = None
+    """The stream that the rows go to (``declaring.stream.Stream``); None for a table."""
 
     @property
     def reads(self) -> list[str]:

@@ -231,8 +231,12 @@ class RecordType(Declared):
         """Convert rows from :meth:`fit_arrow` to records; a row that is no valid record is a DecodeError."""
         from streamworker.records.arrowtables import to_records
 
-        return to_records(self._columns, batch, self._build_row)
+        return to_records(self._columns, batch, self._build_row, self._build_rows)
 
     @cached_property
     def _build_row(self) -> Callable[[dict[str, Any]], Any]:
         return make_builder(self, from_text=False)
+
+    @cached_property
+    def _build_rows(self) -> Callable[[list[dict[str, Any]]], list[Any]]:
+        return make_builder(self, from_text=False, many=True)

@@ -8,6 +8,7 @@ allows none.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, Literal
 
@@ -209,13 +210,16 @@ def _first(wrong: pa.Array) -> int:
 
 
 def to_records(
-    columns: StructColumn, batch: pa.RecordBatch, build: Callable[[dict[str, Any]], Any]
+    columns: StructColumn,
+    batch: pa.RecordBatch,
+    build: Callable[[dict[str, Any]], Any],
+    build_all: Callable[[list[dict[str, Any]]], list[Any]],
 ) -> list[Any]:
     """Convert rows that :func:`fit` has returned to records; raise DecodeError for one that is not valid.
 
-    ``build`` makes a record from its values by wire name, with the validation of a decoder.
+    ``build`` makes a record from its values by wire name, with the validation of a decoder; ``build_all``
+    makes many in half the time, and does not say which one is wrong.
     """
-    plain = _plain_row(columns)
     values = []
     for member, array in zip(columns.members, batch.columns, strict=True):
         try:
@@ -225,16 +229,27 @@ def to_records(
                 f"Column {member.name!r} holds a value that Python does not have: {str(error).rstrip('.')}.",
                 remedy="Its producer must send what the record type allows.",
             ) from None
+    rows = _plain_rows(columns, values)
+    with suppress(Exception):
+        return build_all(rows)
     records: list[Any] = []
-    for row in zip(*values, strict=True):
+    for row in rows:
         try:
-            records.append(build(plain(row)))
+            records.append(build(row))
         except BaseException as error:
             raise DecodeError(
                 f"Row {len(records)} (counted from 0) is no {columns.name}: {one_line(error)}.",
                 remedy="Its producer must send what the record type allows.",
             ) from error
     return records
+
+
+def _plain_rows(columns: StructColumn, values: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return the values of records by wire name, from those of columns."""
+    if any(m.leaves_out_none or _plain(m.column) is not None for m in columns.members):
+        return list(map(_plain_row(columns), zip(*values, strict=True)))
+    names = [m.field.wire_name for m in columns.members]
+    return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
 
 
 @cache

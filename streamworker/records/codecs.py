@@ -409,20 +409,26 @@ def _field_loader(record_type: Declared) -> Decoder:
     return from_fields
 
 
-def make_builder(record_type: Declared, *, from_text: bool) -> Callable[[dict[str, Any]], Any]:
+def make_builder(record_type: Declared, *, from_text: bool, many: bool = False) -> Callable[[Any], Any]:
     """Return the function that builds a record from values by wire name, with a decoder's validation.
 
-    It converts text to the types of the fields if it gets ``from_text``.
+    It converts text to the types of the fields if it gets ``from_text``, and takes a list with ``many``.
     """
     python_type: Any = record_type.python_type
     if record_type.kind is RecordKind.PYDANTIC:
         # Text and columns have not each type of Python's, and no value that means another one.
-        return partial(python_type.model_validate, strict=False)
+        one = partial(python_type.model_validate, strict=False)
+        return (lambda rows: list(map(one, rows))) if many else one
     target, finish = _target(record_type, positional=record_type.is_positional)
     if from_text:
         _decoder(record_type, "json", target)  # Refuses an unsupported type now, not at the first entry.
-    convert = partial(msgspec.convert, type=target, strict=not from_text, str_keys=from_text)
-    return convert if finish is None else lambda values: finish(convert(values))
+    kind: Any = list[target] if many else target  # type: ignore[valid-type]
+    convert = partial(msgspec.convert, type=kind, strict=not from_text, str_keys=from_text)
+    if finish is None:
+        return convert
+    if many:
+        return lambda rows: list(map(finish, convert(rows)))
+    return lambda values: finish(convert(values))
 
 
 def _layout(record_type: Declared, field: Field) -> Literal["text", "raw", "json"]:

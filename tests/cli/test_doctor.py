@@ -358,9 +358,12 @@ def test_a_reader_that_rests_is_named_and_forgotten_only_when_it_is_gone(
     refused = streamworker("repair", "shop:app", "--yes", "--forget-reader", "spark")
     assert (refused.exit_code, "its query runs" in refused.stderr) == (ExitCode.FAILED, True)
     raw.hset(readers, "spark", '{"p":{"0":50},"log":{"0":"L"},"at":1000}')
+    taken = "sw:{shop.orders.1}:taken"
+    raw.hset(taken, mapping={"pipeline spark": "7-", "pipeline spark/high": "7-", "pipeline sparks": "7-"})
     done = streamworker("repair", "shop:app", "--yes", "--forget-reader", "spark")
     assert "forget reader of price: done" in done.stdout
     assert not raw.exists(readers)
+    assert raw.hkeys(taken) == [b"pipeline sparks"]
     assert raw.xlen("sw:{shop.orders.0}:acked:price") == 2
 
 

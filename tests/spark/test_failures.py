@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from streamworker.spark.driver.failures import NEEDS_ROCKSDB, PLAN, ROCKSDB, TOO_BUSY, read_failure
+from streamworker.spark.driver.failures import (
+    NEEDS_ROCKSDB,
+    OUT_OF_MEMORY,
+    PLAN,
+    ROCKSDB,
+    TOO_BUSY,
+    read_failure,
+)
 
 TRACEBACK = """Job aborted due to stage failure: Task 0 in stage 4.0 failed 1 times
 org.apache.spark.api.python.PythonException: Traceback (most recent call last):
@@ -25,6 +32,7 @@ Existing key_schema=StructType(StructField({},Long,true)) and new key_schema=Str
 If you want to force it, set spark.sql.streaming.stateStore.stateSchemaCheck to false. SQLSTATE: XXKST"""
 OTHER = "The state that the query keeps has other columns than its rows have now: "
 FINAL, MAY_LAST, NOT_YET = "final", "may_last", "nothing_there_yet"
+FULL = "target_full"
 CASES = {
     "ours, in its words": (TRACEBACK.format(kind="DataLoss", message=LOSS), LOSS, {FINAL}),
     "an outage": (TRACEBACK.format(kind="BackendUnavailable", message="gone"), "gone", set()),
@@ -32,6 +40,12 @@ CASES = {
     "a stream that no worker has declared yet": (
         TRACEBACK.format(kind="ConfigurationError", message=NO_STREAM), NO_STREAM, {FINAL, NOT_YET},
     ),
+    "a full stream": (TRACEBACK.format(kind="StreamFull", message="limit"), "limit", {FULL, MAY_LAST}),
+    "a server that is full": (
+        TRACEBACK.format(kind="BackendRefused", message=f"OOM. {OUT_OF_MEMORY}: more"),
+        f"OOM. {OUT_OF_MEMORY}: more", {FULL, MAY_LAST},
+    ),
+    "another refusal": (TRACEBACK.format(kind="BackendRefused", message="NOPERM"), "NOPERM", set()),
     "of the user's function": (OF_A_USER, "ZeroDivisionError: division by zero", set()),
     "of Spark, its first line": (f"{OF_SPARK}\n\tat org.apache.spark.A", OF_SPARK, set()),
     "a machine that is too busy, which passes": (BUSY, f"{TOO_BUSY} within 10 s: ", {MAY_LAST}),
@@ -69,7 +83,7 @@ def test_a_failure_is_told_without_a_java_frame(said: str, message: str, is_so: 
     failure = read_failure(said)
     assert failure.message.startswith(message)
     assert "\n" not in failure.message
-    assert {each for each in (FINAL, MAY_LAST, NOT_YET) if getattr(failure, each)} == is_so
+    assert {each for each in (FINAL, MAY_LAST, NOT_YET, FULL) if getattr(failure, each)} == is_so
 
 
 def test_a_cause_that_stands_only_in_the_log_of_the_jvm_is_found(tmp_path: Path) -> None:

@@ -16,13 +16,14 @@ from streamworker.cli.doctor.repair_plan import (
 from streamworker.cli.options import AppPath, AsJson, Yes, option
 from streamworker.cli.output import confirm, print_json, print_table, say
 from streamworker.cli.requests import operator
-from streamworker.cli.support import ask, give_up, group_keys
+from streamworker.cli.support import ask, give_up, group_keys, placements
 from streamworker.core.data.archives import GROUP
 from streamworker.errors import ConfigurationError, StreamworkerError
 from streamworker.importing import resolve_app
 from streamworker.redisio.admin.health import holders
 from streamworker.redisio.admin.outboxes import find_diverged
 from streamworker.redisio.admin.repair import CHANGED, Step, do_step, look
+from streamworker.redisio.data.sources import forget_source
 from streamworker.redisio.keys import GroupKeys, StreamKeys, check_name
 from streamworker.redisio.wire.client import Backend
 
@@ -122,6 +123,8 @@ async def _repair(backend: Backend, app: App, wanted: _Wanted, dry_run: bool, ye
     try:
         for step in steps:
             outcomes.append((step, await do_step(backend, step, by)))
+            if step.action == "forget reader":
+                await forget_source(backend, placements(app), step.what)
             if not json:
                 say(f"{step.action} of {step.facts.keys.group}: {outcomes[-1][1]}")
     finally:  # An error, or Ctrl-C, does not undo what was done.

@@ -13,7 +13,7 @@ from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.options import AppPath, option
 from streamworker.cli.output import console, say
 from streamworker.cli.requests import FAILING
-from streamworker.cli.support import ask, give_up, group_keys, take_all
+from streamworker.cli.support import ask, give_up, group_keys, placements, take_all
 from streamworker.cli.workers.children import two_stages
 from streamworker.cli.workers.run import Format, Level, LogFormat, LogLevel
 from streamworker.core.snapshot import GroupSnapshot
@@ -21,6 +21,7 @@ from streamworker.core.words import counted
 from streamworker.declaring.specs import PipelineSpec
 from streamworker.errors import BackendRefused
 from streamworker.importing import Selection, resolve_app, with_pipelines
+from streamworker.redisio.data.sources import forget_source
 from streamworker.redisio.group import readers
 from streamworker.redisio.wire.client import Backend
 from streamworker.spark.driver.checks import source_options
@@ -214,5 +215,6 @@ async def _forget(backend: Backend, app: App, names: list[str]) -> None:
         of = [spec for spec in app.registry.processors.values() if name in held[spec.name]]
         for spec in of:
             await readers.forget(backend, group_keys(spec), name)
+        await forget_source(backend, placements(app), name)
         logs = ", ".join(spec.name for spec in of)
         say(f"Forgot {name}: the acked logs of {logs} keep no rows for it, unless it reads again.")

@@ -65,6 +65,12 @@ class TablePacker:
             self._pack(packets, partition, rows, rows_per_entry, compression)
         return packets
 
+    def pieces(self, partition: int, rows: pa.RecordBatch, most: int) -> list[Piece]:
+        """Make the entries of rows of one partition, which have the columns of the stream's records."""
+        packets: list[Piece] = []
+        self._pack(packets, partition, rows, most, "lz4")
+        return packets
+
     def _by_partition(self, batch: pa.RecordBatch, chunk: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         partitions = self._router.partitions_of(batch, chunk)
         counts = sorted((each["values"], each["counts"]) for each in pc.value_counts(partitions).to_pylist())

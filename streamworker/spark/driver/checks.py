@@ -90,12 +90,13 @@ def check_pipeline(spec: PipelineSpec) -> None:
             parse_options(source_options(spec, processor), streaming=True)
     except ConfigurationError as error:
         raise _wrong(spec, f"cannot read its rows. {error.message}", error.remedy) from None
-    if spec.format in (*FILE_FORMATS, BATCHES, DELTA) and spec.write is None:
+    if spec.format in (*FILE_FORMATS, BATCHES, DELTA) and spec.write is None and spec.into is None:
         _check_files(spec)
     elif spec.format not in PATHLESS_FORMATS and spec.path is not None and not spec.path:
         raise _wrong(spec, "has an empty path.", "Name the directory of the result.")
     _check_table(spec)
-    ours = spec.format in ONCE or spec.write is not None
+    _check_into(spec)
+    ours = spec.format in ONCE or spec.write is not None or spec.into is not None
     of_files = spec.format == BATCHES and is_local(str(spec.path))
     if ours and not (is_local(where := checkpoint_of(spec)) or (in_store(where) and not of_files)):
         raise _wrong(
@@ -183,6 +184,29 @@ def _check_table(spec: PipelineSpec) -> None:
         raise _wrong(spec, f"has table={spec.table!r}, a name of the sink's own.", "Give it another name.")
     if spec.mode == "update" and not spec.upsert:
         raise _wrong(spec, "has mode='update' and no upsert=.", "Name the columns of the key: upsert=[...].")
+
+
+def _check_into(spec: PipelineSpec) -> None:
+    if spec.into is None:
+        return
+    target, app = spec.into.spec, spec.processors[0].stream.app
+    if target.app != app:
+        raise _wrong(
+            spec,
+            f"sends into stream {target.name!r} of app {target.app!r}.",
+            "Send into a stream of its own app; an app may read streams of several modules.",
+        )
+    if spec.path is not None or spec.format != PARQUET or spec.write is not None:
+        raise _wrong(
+            spec,
+            "has into= and a path, format or write=.",
+            "Give it one of them; write= with streamworker.spark.into_stream sends to several places.",
+        )
+    if spec.mode != "append":
+        raise _wrong(
+            spec, f"has into= and mode={spec.mode!r}.", "A stream only takes more: leave the mode out."
+        )
+    target.record.check_single(f"the result of pipeline {spec.name!r}")
 
 
 def trigger_of(spec: PipelineSpec) -> dict[str, str | bool]:

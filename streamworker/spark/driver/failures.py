@@ -31,6 +31,9 @@ TOO_BUSY = "Python worker failed to connect back"
 """Part of Spark's message when a Python process has not loaded its modules within 10 s. No setting
 changes this timeout, which a busy machine exceeds."""
 
+OUT_OF_MEMORY = "Redis is out of memory"
+"""In the remedy of a refusal by a server that is full."""
+
 LACKING = frozenset({"ModuleNotFoundError", "ImportError"})
 """Errors of Python that a restart of the query does not cure either."""
 
@@ -66,6 +69,8 @@ class Failure:
     message: str
     final: bool
     """Whether a restart cannot help."""
+    target_full: bool = False
+    """Whether a stream that it sends to, or its server, has no room."""
     nothing_there_yet: bool = False
     """Whether no worker or producer has declared the stream in Redis yet."""
     may_last: bool = False
@@ -86,8 +91,9 @@ def read_failure(text: str, log_path: Path | None = None) -> Failure:
     if ours := _OURS.findall(text):
         kind, message = ours[-1]
         waits = message.startswith(NO_STREAM)
-        lasts = message.startswith(AWAY) or kind == "ArchiveUnavailable"
-        return Failure(kind, message.strip(), kind in FINAL, nothing_there_yet=waits, may_last=lasts)
+        full = kind == "StreamFull" or (kind == "BackendRefused" and OUT_OF_MEMORY in message)
+        lasts = full or message.startswith(AWAY) or kind == "ArchiveUnavailable"
+        return Failure(kind, message.strip(), kind in FINAL, full, nothing_there_yet=waits, may_last=lasts)
     if (refused := _refused_by_spark(text.partition(PLAN)[0])) is not None:
         return Failure("Spark", refused, final=True)
     if python := _PYTHON.findall(text):

@@ -345,14 +345,13 @@ class _Run:
         self._rows, self._log_at = 0, time.monotonic() + LOG_INTERVAL_S
 
     def _fail(self, failure: Failure) -> None:
-        waits = failure.nothing_there_yet and not self.once
-        if not waits:
+        waits = (failure.nothing_there_yet or failure.target_full) and not self.once
+        if not (waits and failure.nothing_there_yet):
             message = failure.message[:MESSAGE_LENGTH]
             self._write("failure", lambda _, notes: notes.failed(message))
-        if failure.may_last:
-            self._lasting += 1
-        elif not waits:
-            self._failures += 1
+        if not waits:
+            self._lasting += failure.may_last
+            self._failures += not failure.may_last
         too_many = self._failures > RESTARTS_MAX or self._lasting > LASTING_RESTARTS_MAX
         if (failure.final and not waits) or too_many:
             self.failure, self.active = failure, False

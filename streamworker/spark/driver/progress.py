@@ -16,8 +16,8 @@ class PipelineProgress:
 
     pipeline: str
     state: str
-    """``running``, ``waiting`` (for the stream's declaration), ``restarting``, ``stopped``, ``done`` (all
-    rows are read) or ``failed``."""
+    """``running``, ``waiting`` (for the stream's declaration, or for room in the stream that it sends to),
+    ``restarting``, ``stopped``, ``done`` (all rows are read) or ``failed``."""
     batch: int = -1
     """Spark's number of the micro-batch; -1 before the first."""
     rows: int = 0

@@ -31,7 +31,7 @@ def writer_of(spec: PipelineSpec, result: Any, checkpoint: str, *, remote: bool)
     """Return the stream writer of a pipeline's result, which has neither a trigger nor a checkpoint yet."""
     # ``isStreaming`` is checked first: a remote DataFrame has any attribute, as a column of that name.
     if not hasattr(result, "isStreaming"):
-        if hasattr(result, "foreachBatch"):
+        if hasattr(result, "foreachBatch") and spec.into is None:
             return result
         raise ConfigurationError(
             f"Pipeline {spec.name!r} returned {type(result).__name__}.",
@@ -43,7 +43,11 @@ def writer_of(spec: PipelineSpec, result: Any, checkpoint: str, *, remote: bool)
             remedy="Derive the result from the DataFrame that the function is given.",
         )
     if spec.write is not None:
-        return result.writeStream.outputMode(spec.mode).foreachBatch(Handed(spec.write, checkpoint))
+        return result.writeStream.outputMode(spec.mode).foreachBatch(
+            Handed(spec.write, spec.name, checkpoint)
+        )
+    if spec.into is not None:
+        return result.writeStream.foreachBatch(_into(spec, result, checkpoint, remote=remote))
     if spec.path is None and spec.format not in PATHLESS_FORMATS:
         raise ConfigurationError(
             f"Pipeline {spec.name!r} has no path for its result.",
@@ -77,6 +81,25 @@ def writer_of(spec: PipelineSpec, result: Any, checkpoint: str, *, remote: bool)
     if by := partition_columns(spec):
         writer = writer.partitionBy(*by)
     return writer.option("path", absolute(spec.path)) if spec.path else writer
+
+
+def _into(spec: PipelineSpec, result: Any, checkpoint: str, *, remote: bool) -> Any:
+    """Return the sink into a stream; a server on another machine looks itself where the stream stands."""
+    from streamworker.spark.into.sink import StreamSink, check_columns
+
+    if spec.mode != "append":
+        raise ConfigurationError(
+            f"Pipeline {spec.name!r} has an aggregate without a watermark, so its rows change, and a stream "
+            "only takes more.",
+            remedy="Give it a watermark: withWatermark(...) lets each row come once, when it is final.",
+        )
+    target = spec.into
+    sink = StreamSink(target.spec, target.app.settings, spec.name, f"{checkpoint}/into/{target.name}")
+    if remote:
+        check_columns(target.spec, result)
+    else:
+        sink.begin(result)
+    return sink
 
 
 def _sink_of(

@@ -214,11 +214,19 @@ class Handed:
     """A ``foreachBatch`` function that hands each batch to a user's, with what names it in all attempts."""
 
     write: Callable[..., object]
+    name: str
     checkpoint: str
 
     def __call__(self, result: Any, batch: int) -> None:
         """Call the user's function with the rows, the query's id and the number of the batch."""
-        self.write(result, query_id(self.checkpoint), batch)
+        try:
+            from streamworker.spark.into.running import running
+        except ModuleNotFoundError:  # A server without streamworker: no function sends to a stream there.
+            within: AbstractContextManager[Any] = nullcontext()
+        else:
+            within = running(self.name, self.checkpoint)
+        with within:
+            self.write(result, query_id(self.checkpoint), batch)
 
 
 def _has_rows(folder: Path) -> bool:

@@ -1,0 +1,444 @@
+"""The sink into a stream, called as Spark calls it: each row once and in order, whatever dies."""
+
+import datetime as dt
+import random
+import shutil
+import threading
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from streamworker import App
+from streamworker.declaring.stream import Stream
+from streamworker.errors import ConfigurationError, DataLoss, RecordError, StreamFull
+from streamworker.redisio.data.streams import append_by
+from streamworker.redisio.keys import StreamKeys
+from streamworker.spark.into import encoding, publishing, staging
+from tests.raw import opened
+from tests.spark.into import Staged, events_of, got, numbers, sink_of, table_of
+
+ROWS = 100
+"""Of one batch."""
+
+
+class Died(BaseException):
+    """As SIGKILL: nothing after it runs."""
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a batch take several round trips, so that it can end between two."""
+    monkeypatch.setattr(encoding, "PIECE_ROWS", 7)
+    monkeypatch.setattr(publishing, "CALLS", 3)
+    monkeypatch.setattr(publishing, "WINDOW_ROWS", 30)
+    monkeypatch.setattr(publishing, "WAIT_S", 0.2)
+
+
+def batch(number: int, rows: int = ROWS) -> Any:
+    return Staged(table_of(range(number * ROWS, number * ROWS + rows)))
+
+
+def in_order(url: str, stream: Stream[Any]) -> bool:
+    """Return whether each key's rows are in the order of their batches."""
+    last: dict[str, int] = {}
+    for each in got(url, stream):
+        of = each.record.n // ROWS
+        if last.get(each.record.k, -1) > of:
+            return False
+        last[each.record.k] = of
+    return True
+
+
+def dying(patch: pytest.MonkeyPatch, where: str, after: int) -> None:
+    """Let the driver die at the n-th time that it comes to a place."""
+    left = [after]
+
+    def come() -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise Died
+
+    if where == "published":
+
+        async def told(*args: Any) -> Any:
+            replies = await append_by(*args)
+            come()
+            return replies
+
+        patch.setattr(publishing, "append_by", told)
+        return
+    step, _, when = where.partition(" ")
+    call = getattr(staging.Stages, step)
+
+    def hooked(self: staging.Stages, *args: Any) -> Any:
+        if when == "before":
+            come()
+        found = call(self, *args)
+        if when == "after":
+            come()
+        return found
+
+    patch.setattr(staging.Stages, step, hooked)
+
+
+PLACES = ("stage after", "decide before", "decide after", "published", "mark before", "mark after")
+
+
+@pytest.mark.parametrize("codec", ["json", "msgpack", "fields", "arrow"])
+@pytest.mark.parametrize("key", ["k", None], ids=["keyed", "keyless"])
+def test_each_row_is_sent_once_though_the_driver_dies_at_each_place(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str, key: str | None
+) -> None:
+    """Each attempt computes its rows in another order, and Spark repeats the last batch after each."""
+    stream, rng, deaths = events_of(redis_url, codec=codec, key=key), random.Random(codec), 0
+    for number in range(len(PLACES)):
+        for place in rng.sample(PLACES, len(PLACES)):
+            with monkeypatch.context() as patch:
+                dying(patch, place, rng.randint(1, 5) if place == "published" else 1)
+                try:
+                    sink_of(stream, tmp_path)(batch(number), number)
+                except Died:
+                    deaths += 1
+        sink_of(stream, tmp_path)(batch(number), number)
+    assert numbers(redis_url, stream) == [*range(len(PLACES) * ROWS)]
+    assert in_order(redis_url, stream) or key is None
+    assert deaths > len(PLACES)
+
+
+def test_the_rows_of_a_batch_are_those_that_were_decided_first(redis_url: str, tmp_path: Path) -> None:
+    """Two drivers at once, one of them thought dead: they stage other rows, and send the same ones."""
+    stream = events_of(redis_url)
+    for number in range(5):
+        drivers = [
+            threading.Thread(target=sink_of(stream, tmp_path), args=(batch(number), number)) for _ in "ab"
+        ]
+        for each in drivers:
+            each.start()
+        for each in drivers:
+            each.join()
+    assert numbers(redis_url, stream) == [*range(5 * ROWS)]
+    assert in_order(redis_url, stream)
+    assert len(list((tmp_path / "into" / "events").glob("rows/*"))) <= 6, "only the last attempts stay"
+
+
+def test_a_batch_that_spark_repeats_computes_and_sends_nothing(redis_url: str, tmp_path: Path) -> None:
+    stream = events_of(redis_url)
+    sink_of(stream, tmp_path)(batch(0), 0)
+    again = batch(0)
+    sink_of(stream, tmp_path)(again, 0)
+    assert again.written == 0
+    assert numbers(redis_url, stream) == [*range(ROWS)]
+
+
+def test_batches_without_rows_leave_nothing_behind(redis_url: str, tmp_path: Path) -> None:
+    stream = events_of(redis_url)
+    for number, rows in enumerate((0, ROWS, 0, 0)):
+        sink_of(stream, tmp_path)(Staged(table_of(range(rows))), number)
+    assert numbers(redis_url, stream) == [*range(ROWS)]
+    assert [each.name[:6] for each in (tmp_path / "into" / "events" / "rows").iterdir()] == ["000001"]
+
+
+def test_what_was_decided_goes_after_a_minute(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = events_of(redis_url)
+    for number in range(3):
+        sink_of(stream, tmp_path)(batch(number), number)
+    folder = tmp_path / "into" / "events"
+    assert len([*folder.glob("rows/*")]) == len([*folder.glob("0*.json")]) == 3
+    monkeypatch.setattr(staging, "KEPT_MS", 0)
+    sink_of(stream, tmp_path)(batch(3), 3)
+    assert sorted(each.name for each in folder.glob("0*")) == ["000003.done", "000003.json"]
+    assert len([*folder.glob("rows/*")]) == 1
+    sink_of(stream, tmp_path).begin(batch(4))
+
+
+# -- the target ------------------------------------------------------------------------------------
+
+
+def test_a_full_target_waits_and_the_next_driver_sends_the_rest(redis_url: str, tmp_path: Path) -> None:
+    stream = events_of(redis_url, partition_records_max=15)
+    for _ in "ab":
+        with pytest.raises(StreamFull, match=r"Partition . of stream 'events' is at its limit of 15"):
+            sink_of(stream, tmp_path)(batch(0), 0)
+    found = got(redis_url, stream)
+    assert 0 < len(found) < ROWS
+    roomy = events_of(redis_url, partition_records_max=1_000)
+    sink_of(roomy, tmp_path)(batch(0), 0)
+    assert numbers(redis_url, stream) == [*range(ROWS)]
+
+
+@pytest.mark.parametrize("key", ["k", None], ids=["keyed", "keyless"])
+def test_a_batch_goes_on_in_the_partitions_that_follow_when_its_stream_grows_twice(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str | None
+) -> None:
+    """In the middle of it, with a driver that dies in between; its sealed partitions stay where they are."""
+    stream = events_of(redis_url, key=key)
+    sink_of(stream, tmp_path)(batch(0), 0)
+    for trips, counts in ((1, "4+3"), (3, "4+3+6")):
+        with monkeypatch.context() as patch:
+            dying(patch, "published", trips)
+            with pytest.raises(Died):
+                sink_of(stream, tmp_path)(batch(1), 1)
+        seal(redis_url, stream, counts)
+    sink_of(events_of(redis_url, key=key), tmp_path)(batch(1), 1)
+    sink_of(events_of(redis_url, key=key), tmp_path)(batch(2), 2)
+    found = got(redis_url, stream)
+    assert sorted(each.record.n for each in found) == [*range(3 * ROWS)]
+    assert {each.partition for each in found} >= {*range(9)}
+    assert in_order(redis_url, stream) or key is None
+
+
+def seal(url: str, stream: Stream[Any], counts: str) -> None:
+    """Let a stream grow as ``streamworker partitions`` does."""
+    keys = StreamKeys(stream.spec.app, stream.name)
+    *old, _ = map(int, counts.split("+"))
+    with opened(url) as redis:
+        for p in range(sum(old)):
+            redis.hset(keys.counts(p), "sealed", "1")
+        redis.hset(keys.meta, "partitions", counts)
+
+
+def test_what_a_failover_takes_back_is_sent_again_before_what_follows(redis_url: str, tmp_path: Path) -> None:
+    """Between the mark and the next batch, and between publishing and the mark; two partitions, not alike."""
+    stream = events_of(redis_url)
+    saved = []
+    for number in range(3):
+        sink_of(stream, tmp_path)(batch(number), number)
+        saved.append(dumped(redis_url, stream))
+    put_back(redis_url, saved[0], partitions=[1])
+    put_back(redis_url, saved[1], partitions=[2])
+    sink_of(stream, tmp_path)(batch(3), 3)
+    assert numbers(redis_url, stream) == [*range(4 * ROWS)]
+    assert in_order(redis_url, stream)
+
+
+def test_a_batch_that_a_failover_takes_back_before_its_mark_is_sent_again(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = events_of(redis_url)
+    sink_of(stream, tmp_path)(batch(0), 0)
+    saved = dumped(redis_url, stream)
+    with monkeypatch.context() as patch:
+        dying(patch, "mark before", 1)
+        with pytest.raises(Died):
+            sink_of(stream, tmp_path)(batch(1), 1)
+    put_back(redis_url, saved, partitions=[0, 3])
+    sink_of(stream, tmp_path)(batch(1), 1)
+    assert numbers(redis_url, stream) == [*range(2 * ROWS)]
+
+
+Saved = dict[bytes, bytes]
+
+
+def dumped(url: str, stream: Stream[Any]) -> Saved:
+    with opened(url) as redis:
+        names = redis.keys(f"sw:{{{stream.spec.app}.{stream.name}.*")
+        return {name: redis.dump(name) for name in names}
+
+
+def put_back(url: str, saved: Saved, partitions: list[int]) -> None:
+    """Put some partitions back as they were, as a failover does of which the last seconds are lost."""
+    with opened(url) as redis:
+        for p in partitions:
+            for name, value in saved.items():
+                if f".{p}}}".encode() in name:
+                    redis.restore(name, 0, value, replace=True)
+
+
+def test_a_target_that_lost_more_than_is_kept_is_a_data_loss_with_both_points(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "KEPT_MS", 0)
+    stream = events_of(redis_url)
+    sink_of(stream, tmp_path)(batch(0), 0)
+    saved = dumped(redis_url, stream)
+    for number in (1, 2):
+        sink_of(stream, tmp_path)(batch(number), number)
+    put_back(redis_url, saved, partitions=[1])
+    says = (
+        r"Partition 1 of stream 'events' stands at 0-\w{17,}, and batch 3 .* begins at 2-\w{17,}.*lost more"
+    )
+    with pytest.raises(DataLoss, match=says):
+        sink_of(stream, tmp_path)(batch(3), 3)
+    with pytest.raises(ConfigurationError, match=says):
+        sink_of(stream, tmp_path).begin(batch(3))
+    assert ROWS < len(got(redis_url, stream)) < 3 * ROWS
+
+
+def test_a_stream_that_was_deleted_is_a_data_loss(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "KEPT_MS", 0)
+    stream = events_of(redis_url)
+    for number in range(2):
+        sink_of(stream, tmp_path)(batch(number), number)
+    with opened(redis_url) as redis:
+        redis.flushall()
+    with pytest.raises(DataLoss, match=r"stands at 0-, and batch 2 .*The stream was deleted"):
+        sink_of(stream, tmp_path)(batch(2), 2)
+    assert got(redis_url, stream) == []
+
+
+@pytest.mark.parametrize("when", ["copied", "lost"])
+def test_another_checkpoint_directory_sends_nothing(redis_url: str, tmp_path: Path, when: str) -> None:
+    """A copy that goes its own way, and a new one under the same name."""
+    stream, other = events_of(redis_url), tmp_path / "other"
+    sink_of(stream, tmp_path)(batch(0), 0)
+    if when == "copied":
+        shutil.copytree(tmp_path / "into", other / "into")
+    sink_of(stream, tmp_path)(batch(1), 1)
+    number = 1 if when == "copied" else 0
+    with pytest.raises(DataLoss, match="Another checkpoint directory has sent rows"):
+        sink_of(stream, other)(batch(number), number)
+    with pytest.raises(ConfigurationError, match="Another checkpoint directory has sent rows"):
+        sink_of(stream, other).begin(batch(number))
+    sink_of(stream, tmp_path)(batch(2), 2)
+    assert numbers(redis_url, stream) == [*range(3 * ROWS)]
+
+
+def test_two_pipelines_send_to_one_stream_and_neither_knows_of_the_other(
+    redis_url: str, tmp_path: Path
+) -> None:
+    stream = events_of(redis_url)
+    for number in range(3):
+        sink_of(stream, tmp_path / "a", "a")(batch(number), number)
+        sink_of(stream, tmp_path / "b", "b")(batch(number + 3), number)
+    assert numbers(redis_url, stream) == [*range(6 * ROWS)]
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def test_a_row_that_does_not_fit_is_named_and_nothing_is_sent(redis_url: str, tmp_path: Path) -> None:
+    """The pipeline's function is corrected, and the same batch is computed anew."""
+    stream = events_of(redis_url)
+    rows = table_of(range(ROWS)).to_pylist()
+    rows[70]["k"] = None
+    wrong = Staged(pa.Table.from_pylist(rows, table_of([]).schema))
+    with pytest.raises(
+        RecordError, match=r"Pipeline 'back' has a row .*column 'k' of Event is null.*Nothing"
+    ):
+        sink_of(stream, tmp_path)(wrong, 0)
+    assert got(redis_url, stream) == []
+    sink_of(stream, tmp_path)(batch(0), 0)
+    assert numbers(redis_url, stream) == [*range(ROWS)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"n": pa.int64(), "k": pa.string(), "other": pa.int64()}, "column 'other'.*Event has no such field"),
+        ({"n": pa.int64()}, "no column 'k', which Event needs"),
+        ({"n": pa.float64(), "k": pa.string()}, "'n' of the table is double, and Event needs int64"),
+        ({"n": pa.int64(), "k": pa.string(), "_headers": pa.string()}, "headers are a map"),
+    ],
+)
+def test_columns_that_are_no_fields_are_refused_before_the_start(
+    redis_url: str, tmp_path: Path, columns: dict[str, pa.DataType], says: str
+) -> None:
+    result = Staged(pa.schema(list(columns.items())).empty_table())
+    with pytest.raises(ConfigurationError, match=says):
+        sink_of(events_of(redis_url), tmp_path).begin(result)
+
+
+def test_a_stream_of_columns_takes_no_headers(redis_url: str, tmp_path: Path) -> None:
+    columns = [("n", pa.int64()), ("k", pa.string()), ("_headers", pa.map_(pa.string(), pa.string()))]
+    result = Staged(pa.schema(columns).empty_table())
+    with pytest.raises(ConfigurationError, match="entries of columns, which have no headers"):
+        sink_of(events_of(redis_url, codec="arrow"), tmp_path).begin(result)
+
+
+@pytest.mark.parametrize("codec", ["json", "msgpack", "fields"])
+def test_a_column_of_headers_becomes_the_headers_of_each_row(
+    redis_url: str, tmp_path: Path, codec: str
+) -> None:
+    stream = events_of(redis_url, codec=codec)
+    heads = pa.array(
+        [[("from", f"row {n}")] if n % 3 else None for n in range(ROWS)], pa.map_(pa.string(), pa.string())
+    )
+    sink_of(stream, tmp_path)(Staged(table_of(range(ROWS)).append_column("_headers", heads)), 0)
+    found = {each.record.n: each.headers for each in got(redis_url, stream)}
+    assert found == {n: {"from": f"row {n}"} if n % 3 else {} for n in range(ROWS)}
+
+
+class Item(msgspec.Struct):
+    sku: str
+    price: Decimal | None
+
+
+class Wide(msgspec.Struct):
+    name: str
+    flag: bool
+    raw: bytes
+    at: dt.datetime
+    day: dt.date
+    lasts: dt.timedelta
+    price: Decimal
+    items: list[Item]
+    tags: dict[str, int]
+    maybe: int | None = None
+
+
+@pytest.mark.parametrize("codec", ["json", "msgpack", "arrow"])
+def test_values_of_all_types_arrive_as_they_are(redis_url: str, tmp_path: Path, codec: Any) -> None:
+    stream = App("shop", redis_url=redis_url).stream(
+        "wide", Wide, key=("name", "day"), partitions=3, codec=codec
+    )
+    records = [
+        Wide(
+            f"näme {n}\0", n % 2 == 0, bytes([n]), dt.datetime(9999, 12, 31, 23, 59, n, 999_999, dt.UTC),
+            dt.date(1, 1, 1 + n), dt.timedelta(microseconds=-n), Decimal(f"{n}.5"),
+            [Item("a", None), Item("b", Decimal("0.01"))], {"x": n, "y": -(2**62)}, n or None,
+        )
+        for n in range(20)
+    ]  # fmt: skip
+    rows = pa.Table.from_batches([stream.spec.record.to_arrow(records)])
+    sink_of(stream, tmp_path)(Staged(rows), 0)
+    found = [each.record for each in got(redis_url, stream)]
+    assert sorted(found, key=lambda each: each.raw) == records
+
+
+def test_a_large_row_is_sent_alone_and_one_that_is_too_large_is_refused(
+    redis_url: str, tmp_path: Path
+) -> None:
+    stream = events_of(redis_url, entry_bytes_max=2_000)
+    rows = table_of(range(ROWS)).to_pylist()
+    rows[3]["k"], rows[50]["k"] = "x" * 1_900, "y" * 1_900
+    sink_of(stream, tmp_path)(Staged(pa.Table.from_pylist(rows)), 0)
+    assert numbers(redis_url, stream) == [*range(ROWS)]
+    rows[50]["k"] = "y" * 2_001
+    with pytest.raises(RecordError, match=r"entry_bytes_max is 2000.*Nothing of this micro-batch"):
+        sink_of(stream, tmp_path)(Staged(pa.Table.from_pylist(rows)), 1)
+
+
+# -- functions of the program ------------------------------------------------------------------------
+
+
+def test_two_sinks_of_one_name_in_one_function_are_refused(redis_url: str, tmp_path: Path) -> None:
+    from streamworker.spark import into_stream
+    from streamworker.spark.sinks.sink import Handed
+
+    stream = events_of(redis_url)
+    send, other = into_stream(stream), into_stream(stream, name="other")
+
+    def write(rows: Any, query: str, number: int) -> None:
+        send(rows, query, number)
+        other(batch(1), query, number)
+
+    (tmp_path / "metadata").write_text('{"id": "a query"}')
+    Handed(write, "back", str(tmp_path))(batch(0), 0)
+    assert numbers(redis_url, stream) == [*range(2 * ROWS)]
+
+    def twice(rows: Any, query: str, number: int) -> None:
+        send(rows, query, number)
+        send(batch(3), query, number)
+
+    with pytest.raises(ConfigurationError, match="sends to events/back twice"):
+        Handed(twice, "back", str(tmp_path))(batch(2), 1)
+    with pytest.raises(ConfigurationError, match="outside a pipeline"):
+        send(batch(0), "a query", 0)
