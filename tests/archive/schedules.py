@@ -12,7 +12,7 @@ no record that was never sent; and each group handles each record once and in or
 
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -186,7 +186,7 @@ class Readings(Reads):
 class World:
     """One schedule."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, options: Mapping[str, Any] | None = None, **stream: Any) -> None:
         self.dice = random.Random(seed)
         self.seen: Counter[str] = Counter()
         self.clock_us = 1_000_000_000
@@ -195,8 +195,9 @@ class World:
         self.objects = Objects(self)
         app = App(f"shop{seed % 7}")
         size = self.dice.choice((60, 600, 10**6))
-        archive = Archive("memory://objects", every=EVERY_MS / 1000, after=AFTER_MS / 1000, size=size)
-        self.stream = app.stream("orders", Order, archive=archive, partitions=1)
+        its: dict[str, Any] = {"every": EVERY_MS / 1000, "after": AFTER_MS / 1000, "size": size}
+        archive = Archive("memory://objects", **{**its, **(options or {})})
+        self.stream = app.stream("orders", Order, archive=archive, partitions=1, **stream)
         self.spec = app.registry.archivers["orders"]
         self.archiver = GroupKeys(app.name, "orders", "archive")
         self.groups = [Group(GroupKeys(app.name, "orders", name)) for name in ("price", "late")]
@@ -616,3 +617,28 @@ def quiet_segments(world: World, age_ms: int) -> int:
             world.step(0)
         world.actors.pop()[1].close()
     return len(Chain(world.objects, 0).segments())
+
+
+def at_a_rate(world: World, ms: int) -> tuple[list[int], int]:
+    """Send some records each 10 ms beside an archiver without faults.
+
+    The result is how many records each segment has, and how many were not archived at most.
+    """
+    world.quiet, most = True, 0
+    with _without_loop(world):
+        _finish(streams.register(world.backend, world.archiver, Placement(1), "earliest"))
+        world.begin("archive")
+        world.begin("trim")
+        for _ in range(ms // 10):
+            world.clock_us += 10_000
+            world.send()
+            end = world.checkpoint_of(world.archiver)
+            most = max(most, sum(each > end for each, _ in world.alive[-500:]))
+            for _ in range(15):
+                world.step(0)
+                world.step(1)
+        for _, actor in world.actors:
+            actor.close()
+    chain = Chain(world.objects, 0)
+    footers = [chain.footer(each.after) for each in chain.segments()]
+    return [each.records for each in footers if each is not None], most

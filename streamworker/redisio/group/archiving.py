@@ -11,7 +11,7 @@ from streamworker.redisio.keys import GroupKeys, StreamKeys, number
 from streamworker.redisio.scripts import GO_ON, STORE, checked
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered
-from streamworker.redisio.wire.info import RecordCounts
+from streamworker.redisio.wire.info import RecordCounts, pairs_of
 
 READ_BYTES = 4 * 1024 * 1024
 """How much one call reads, about: it must not hold the server up."""
@@ -21,9 +21,11 @@ class Unarchived(NamedTuple):
     """What of a partition is not archived."""
 
     now_ms: int
-    oldest_ms: int | None
-    """The time of its first record; None if nothing waits."""
+    oldest: EntryId | None
+    """Its first record; None if nothing waits."""
     records: int
+    newest: EntryId = ZERO
+    """The stream's last id, if that of the first one is of a time that is not yet."""
 
 
 def archiver_keys(keys: StreamKeys) -> GroupKeys:
@@ -42,8 +44,15 @@ async def read_waiting(backend: Backend, keys: StreamKeys, partition: int, after
     ]
     found, length, counts, entries = all_answered(await backend.pipeline(asked))
     now_ms = await backend.time_ms(near=events)
-    oldest = EntryId.parse(found[0][0]).ms if found else None
-    return Unarchived(now_ms, oldest, RecordCounts.of(counts).lag(length, number(entries)))
+    waiting = Unarchived(now_ms, None, RecordCounts.of(counts).lag(length, number(entries)))
+    if not found:
+        return waiting
+    oldest = newest = EntryId.parse(found[0][0])
+    if oldest.ms > now_ms:
+        newest = EntryId.parse(
+            pairs_of(await backend.execute("XINFO", "STREAM", events))[b"last-generated-id"]
+        )
+    return waiting._replace(oldest=oldest, newest=newest)
 
 
 async def note_waiting(backend: Backend, keys: StreamKeys, partition: int, since_ms: int | None) -> None:

@@ -13,6 +13,7 @@ put is either the next link, which nobody else has made, or refused by the store
 If both differ in a record, the partition halts and names it: somebody must decide, and nothing is trimmed.
 """
 
+from collections import deque
 from typing import Any
 
 import pyarrow as pa
@@ -36,6 +37,10 @@ from streamworker.runtime.run.modes.modes import Mode
 
 LOOK_MIN_S, LOOK_MAX_S = 0.05, 15.0
 """How often a partition looks for what waits: twenty times an interval, within these bounds."""
+RATE_MAX = 50_000
+"""A partition takes fewer records in a second: it must not be full before the next look."""
+LOOKS = 20
+"""Of the time ``after`` so many looks are remembered."""
 RECORD_BYTES = 200
 """What a record is taken to have before the first segment."""
 PAUSE_MAX_MS = 60_000
@@ -54,10 +59,16 @@ class ArchiveMode(Mode):
         self._archive: Archive = archive
         self._partition = self.commits.start.partition
         self._columns = columns_for(stream) if archive.columns else None
-        self._look_s = min(max(archive.every_ms / 20_000, LOOK_MIN_S), LOOK_MAX_S)
+        self._half = stream.records_max // 2
+        self._look_s = max(min(archive.every_ms / 20_000, LOOK_MAX_S, self._half / RATE_MAX), LOOK_MIN_S)
         self._record_bytes = float(RECORD_BYTES)
-        self._noted_ms: int | None = -1
-        """Since when the oldest record waits, as the lock has it; -1 before the first look."""
+        self._oldest: EntryId | None = ZERO
+        """The oldest record that waits; ZERO before the first look."""
+        self._since_ms: int | None = None
+        """Since when it waits, as the lock has it: its id may be of a time that is not yet."""
+        self._looks: deque[tuple[int, int, EntryId]] = deque()
+        """Time of a look, records that there ever were, and ``newest``: the last one that is as old as
+        ``after``, and those since."""
         self._chain: Chain | None = None
         """The chain, once its end is where the checkpoint is."""
         self.intake.buffer.close()  # Nothing is read ahead.
@@ -153,23 +164,37 @@ class ArchiveMode(Mode):
         """Return what waits, and note since when."""
         here = self.commits.committer.backend, self.commits.committer.keys, self._partition
         waiting = await archiving.read_waiting(*here, self.commits.committed.checkpoint)
-        if waiting.oldest_ms != self._noted_ms:
-            await archiving.note_waiting(*here, waiting.oldest_ms)
-            self._noted_ms = waiting.oldest_ms
+        if waiting.oldest != self._oldest:
+            since_ms = None if waiting.oldest is None else min(waiting.oldest.ms, waiting.now_ms)
+            await archiving.note_waiting(*here, since_ms)
+            self._oldest, self._since_ms = waiting.oldest, since_ms
         return waiting
+
+    def _old(self, waiting: archiving.Unarchived, until_ms: int) -> tuple[int, EntryId]:
+        """Return how many records are known to be as old as ``after``, and up to which id they are."""
+        looks, now_ms, entries = self._looks, waiting.now_ms, self.commits.committed.entries
+        if not (looks and 0 <= now_ms - looks[-1][0] < self._archive.after_ms / LOOKS):
+            looks.append((now_ms, entries + waiting.records, waiting.newest))
+        while len(looks) > 1 and looks[1][0] <= until_ms:
+            looks.popleft()
+        at_ms, total, newest = looks[0]
+        until = archiving.up_to(until_ms)
+        return (total - entries, max(until, newest)) if at_ms <= until_ms else (0, until)
 
     async def _put_due(self, chain: Chain) -> bool:
         """Put the next segment if one is due; return whether that was done."""
         committer, archive = self.commits.committer, self._archive
         waiting, checkpoint = await self._waiting(), self.commits.committed.checkpoint
-        oldest_ms, until_ms = waiting.oldest_ms, waiting.now_ms - archive.after_ms
-        if oldest_ms is None or oldest_ms > until_ms:
+        until_ms = waiting.now_ms - archive.after_ms
+        old, until = self._old(waiting, until_ms)
+        if self._since_ms is None or self._since_ms > until_ms:
             return False
-        is_large = waiting.records * self._record_bytes >= archive.size_bytes
-        if waiting.now_ms - oldest_ms < archive.every_ms and not is_large:
+        is_large = old * self._record_bytes >= archive.size_bytes
+        # Senders must not wait. What is young may be most of it, and yet segments are not to be tiny.
+        is_full = waiting.records >= self._half and until_ms - self._since_ms >= archive.after_ms / LOOKS
+        if waiting.now_ms - self._since_ms < archive.every_ms and not is_large and not is_full:
             return False
         async with turn():
-            until = archiving.up_to(until_ms)
             here = committer.backend, committer.keys, self._partition
             entries = await archiving.read_raw(*here, checkpoint, until, archive.size_bytes)
             return bool(entries) and await self._put(chain, entries)
