@@ -96,6 +96,13 @@ async def all_trimmed(raw: Any, partitions: int, live: range | None = None) -> N
     await wait_for_async(lambda: left(raw, partitions) == 0, "all is trimmed")
 
 
+async def archive_all(raw: Any, shop: Shop, numbers: range, **options: Any) -> None:
+    """Archive some orders, and trim them to nothing."""
+    async with shop.works(**options):
+        await shop.send(numbers)
+        await all_trimmed(raw, shop.partitions)
+
+
 def ids_in(lake: str, partitions: int) -> list[EntryId]:
     """Return the ids of all archived records, partition by partition."""
     found: list[EntryId] = []

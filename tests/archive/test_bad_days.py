@@ -13,7 +13,18 @@ from streamworker.core.data.entries import EntryId
 from streamworker.errors import BackendRefused
 from streamworker.redisio.keys import GroupKeys
 from streamworker.runtime.run.modes import archive
-from tests.archive.shop import KEYS, Order, Shop, all_archived, all_trimmed, ends, exact, ids_in, left
+from tests.archive.shop import (
+    KEYS,
+    Order,
+    Shop,
+    all_archived,
+    all_trimmed,
+    archive_all,
+    ends,
+    exact,
+    ids_in,
+    left,
+)
 from tests.helpers import wait_for_async
 from tests.stage.server import Server
 
@@ -73,10 +84,7 @@ async def test_who_starts_on_a_redis_that_knows_nothing_of_the_archive_runs_its_
     """Nothing is archived before a person has adopted the archive."""
     lake = str(tmp_path / "lake")
     with exact(redis_url) as raw:
-        shop = Shop(redis_url, lake)
-        async with shop.works():
-            await shop.send(range(100))
-            await all_archived(raw, 4)
+        await archive_all(raw, Shop(redis_url, lake), range(100))
         its = raw.hget(KEYS.meta, "archive_id")
         raw.flushall()
         other = start_again(redis_url, lake)
@@ -138,10 +146,7 @@ async def test_an_archive_that_was_emptied_is_neither_begun_anew_nor_trimmed_for
 ) -> None:
     lake = tmp_path / "lake"
     with exact(redis_url) as raw:
-        shop = Shop(redis_url, str(lake))
-        async with shop.works():
-            await shop.send(range(1000))
-            await all_trimmed(raw, 4)
+        await archive_all(raw, Shop(redis_url, str(lake)), range(1000))
         shutil.rmtree(lake)
         lake.mkdir()
         again = start_again(redis_url, str(lake))
@@ -157,10 +162,7 @@ async def test_another_apps_archive_is_refused_and_its_chain_left_alone(
 ) -> None:
     lake = str(tmp_path / "lake")
     with exact(redis_url) as raw:
-        shop = Shop(redis_url, lake)
-        async with shop.works():
-            await shop.send(range(100))
-            await all_archived(raw, 4)
+        await archive_all(raw, Shop(redis_url, lake), range(100))
         before = ids_in(lake, 4)
         staging = start_again(redis_url, lake, name="staging")
         async with staging.works():

@@ -17,7 +17,7 @@ from streamworker.errors import ArchiveConflict
 from streamworker.redisio.keys import GroupKeys
 from streamworker.runtime.run.modes.archive import ArchiveMode
 from streamworker.testing import Snapshot
-from tests.archive.shop import KEYS, Shop, all_archived, all_trimmed, ends, exact
+from tests.archive.shop import KEYS, Shop, all_archived, all_trimmed, archive_all, ends, exact
 from tests.helpers import wait_for_async
 
 pytestmark = pytest.mark.anyio
@@ -54,13 +54,6 @@ async def test_each_segment_is_fetched_once_however_many_partitions_are_read(
     assert set(fetched.values()) == {1}
 
 
-async def archive(raw: Any, shop: Shop, numbers: range, **options: Any) -> None:
-    """Archive some orders, and trim them to nothing."""
-    async with shop.works(**options):
-        await shop.send(numbers)
-        await all_trimmed(raw, shop.partitions)
-
-
 def reasons(now: Snapshot) -> str:
     return " ".join(view.reason for view in now.processors["late"].partitions)
 
@@ -73,7 +66,7 @@ async def test_a_segment_that_is_gone_stops_its_readers_and_makes_no_gap(
     lake, at = str(tmp_path / "lake"), tmp_path / "lake/partition=0"
     with exact(redis_url) as raw:
         for n in range(3):
-            await archive(raw, Shop(redis_url, lake, 1), range(100 * n, 100 * n + 100))
+            await archive_all(raw, Shop(redis_url, lake, 1), range(100 * n, 100 * n + 100))
         segment = sorted(at.iterdir())[which]
         segment.rename(tmp_path / "gone")
         shop = Shop(redis_url, lake, 1)
@@ -94,7 +87,7 @@ async def test_a_segment_that_is_damaged_stops_its_readers_and_ends_no_worker(
 ) -> None:
     lake = str(tmp_path / "lake")
     with exact(redis_url) as raw:
-        await archive(raw, Shop(redis_url, lake, 2), range(1000))
+        await archive_all(raw, Shop(redis_url, lake, 2), range(1000))
         (segment,) = (tmp_path / "lake/partition=0").iterdir()
         whole = segment.read_bytes()
         columns = pq.read_metadata(segment).row_group(0)
@@ -161,7 +154,7 @@ async def test_a_late_group_goes_on_from_the_archive_into_redis_in_each_protocol
     """While more comes, is archived and trimmed; it handles each record once, and in order."""
     lake, app = str(tmp_path / "lake"), {"coordination": protocol}
     with exact(redis_url) as raw:
-        await archive(raw, Shop(redis_url, lake, app=app), range(2000))
+        await archive_all(raw, Shop(redis_url, lake, app=app), range(2000))
         shop = Shop(redis_url, lake, app=app)
         late = shop.late()
         async with shop.works() as worker:

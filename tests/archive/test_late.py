@@ -10,7 +10,7 @@ from streamworker import Context
 from streamworker.core.data.entries import EntryId
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
-from tests.archive.shop import KEYS, Order, Seen, Shop, all_trimmed, ends, exact
+from tests.archive.shop import KEYS, Order, Seen, Shop, all_trimmed, archive_all, ends, exact
 from tests.helpers import wait_for_async
 from tests.runtime.test_grown_groups import grow
 
@@ -65,10 +65,7 @@ async def test_a_timer_of_a_late_group_has_caught_up_with_the_archive_first(
     """One that waits for that; the other runs beside the reads."""
     lake = str(tmp_path / "lake")
     with exact(redis_url) as raw:
-        early = Shop(redis_url, lake)
-        async with early.works():
-            await early.send(range(2000))
-            await all_trimmed(raw, 4)
+        await archive_all(raw, Shop(redis_url, lake), range(2000))
         shop, first, ran = Shop(redis_url, lake), dict[int, int](), Counter[int]()
 
         @shop.app.processor(shop.orders, name="late")
@@ -94,10 +91,7 @@ async def test_a_cluster_is_archived_and_a_late_group_reads_it(cluster: Any, tmp
     lake = str(tmp_path / "lake")
     with exact(cluster.url) as raw:
         raw.flushall()
-        early = Shop(cluster.url, lake, 8)
-        async with early.works():
-            await early.send(range(2000))
-            await all_trimmed(raw, 8)
+        await archive_all(raw, Shop(cluster.url, lake, 8), range(2000))
         shop = Shop(cluster.url, lake, 8)
         late = shop.late()
         async with shop.works() as worker:

@@ -9,7 +9,7 @@ from streamworker.cli.doctor.repair import _plan_undeclared
 from streamworker.redisio.admin.repair import do_step
 from streamworker.redisio.wire.client import Backend
 from streamworker.testing import local_worker
-from tests.archive.shop import KEYS, Order, Shop, all_trimmed, exact
+from tests.archive.shop import KEYS, Order, Shop, archive_all, exact
 
 pytestmark = pytest.mark.anyio
 
@@ -28,9 +28,7 @@ async def test_a_program_that_does_not_declare_the_archive_is_refused(redis_url:
     """Until the archive has ended, for which its group is forgotten."""
     with exact(redis_url) as raw:
         shop = Shop(redis_url, str(tmp_path / "lake"))
-        async with shop.works():
-            await shop.send(range(100))
-            await all_trimmed(raw, 4)
+        await archive_all(raw, shop, range(100))
         app = other_release(redis_url)
         with pytest.raises(ConfigurationError, match="which this program does not declare"):
             async with local_worker(app, url=redis_url):

@@ -1,7 +1,9 @@
 """Archives for tests of commands: segments of what Redis holds, put as the archiver puts them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import anyio
 
 from streamworker.archive.chain import Chain, id_at
 from streamworker.archive.columns import columns_for, packing_of, rows_reader
@@ -13,9 +15,11 @@ from streamworker.core.data.archives import GROUP, Footer
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.placement import canonical_key
 from streamworker.declaring.stream import Stream
-from streamworker.importing import resolve_stream
+from streamworker.importing import resolve_app, resolve_stream
 from streamworker.records.entries import Entries
 from streamworker.redisio.keys import GroupKeys
+from streamworker.testing import local_worker
+from tests.helpers import wait_for_async
 from tests.raw import opened
 
 ID = "0123456789abcdef"
@@ -79,6 +83,16 @@ def damage(store: Store, name: str, column: str = "_time") -> None:
     last = its.data_page_offset + its.total_compressed_size - 1
     store.delete([name])
     store.put_new(name, found.body[:last] + bytes([found.body[last] ^ 1]) + found.body[last + 1 :])
+
+
+def work(redis_url: str, is_done: Callable[[], bool], description: str) -> None:
+    """Let a worker of the shop run in this process until something is so."""
+
+    async def run() -> None:
+        async with local_worker(resolve_app("shop:app"), url=redis_url, name="w1"):
+            await wait_for_async(is_done, description)
+
+    anyio.run(run)
 
 
 def all_of(path: str) -> list[Any]:

@@ -4,11 +4,9 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from streamworker.archive.chain import Chain
@@ -20,13 +18,12 @@ from streamworker.core.data.archives import GROUP, name_of
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.readers import read_position
 from streamworker.errors import ArchiveUnavailable, CoordinationError
-from streamworker.importing import resolve_app, resolve_stream
+from streamworker.importing import resolve_stream
 from streamworker.redisio.keys import GroupKeys
 from streamworker.runtime.run.modes import archive as archiver
-from streamworker.testing import local_worker
-from tests.cli.archiving import all_of, archived, chain_of, old_records
+from tests.cli.archiving import all_of, archived, chain_of, old_records, work
 from tests.cli.conftest import Invoke, rewrite
-from tests.helpers import wait_for, wait_for_async
+from tests.helpers import wait_for
 from tests.raw import opened
 
 SHOP = """
@@ -286,16 +283,6 @@ def test_a_worker_goes_on_with_an_archive_that_was_emptied_once_it_is_adopted(
         work(redis_url, lambda: archived_records() == 20, "all is archived again")
     found = streamworker.tells("archive", "check", "shop:orders", "--deep")
     assert (found["records"], found["compared"]) == (20, 20)
-
-
-def work(redis_url: str, is_done: Callable[[], bool], description: str) -> None:
-    """Let a worker of this process run until something is so."""
-
-    async def run() -> None:
-        async with local_worker(resolve_app("shop:app"), url=redis_url, name="w1"):
-            await wait_for_async(is_done, description)
-
-    anyio.run(run)
 
 
 @STORES

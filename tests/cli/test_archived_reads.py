@@ -16,13 +16,12 @@ from streamworker.archive.store import store_at
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.workers.exporter import Groups
 from streamworker.core.data.archives import GROUP
-from streamworker.importing import resolve_app, resolve_processors
+from streamworker.importing import resolve_processors
 from streamworker.redisio.data.trimming import trim_many
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
-from streamworker.testing import local_worker
+from tests.cli.archiving import work
 from tests.cli.conftest import Invoke, work_off
-from tests.helpers import wait_for_async
 from tests.raw import opened
 
 SHOP = """
@@ -64,13 +63,12 @@ def archive(redis_url: str, many: int) -> None:
         def is_archived() -> bool:
             return sum(int(raw.hget(ARCHIVER.lock(p), "entries") or 0) for p in (0, 1)) == many
 
-        async def work() -> None:
-            async with local_worker(resolve_app("shop:app"), url=redis_url, name="w1"):
-                await wait_for_async(is_archived, "all records are archived")
+        async def trim() -> None:
             async with Backend.open(redis_url, name="trim") as backend:
                 await trim_many(backend, COUNT, {0: 0, 1: 0})
 
-        anyio.run(work)
+        work(redis_url, is_archived, "all records are archived")
+        anyio.run(trim)
         assert not any(raw.xlen(ARCHIVER.events(p)) for p in (0, 1))
 
 
@@ -192,12 +190,8 @@ def test_doctor_warns_of_an_archive_that_never_came_to_be(
     def is_refused() -> bool:
         return all(raw.hget(ARCHIVER.lock(p), "reason") for p in (0, 1))
 
-    async def tries() -> None:
-        async with local_worker(resolve_app("shop:app"), url=redis_url, name="w1"):
-            await wait_for_async(is_refused, "the store is refused in each partition")
-
     with opened(redis_url) as raw:
-        anyio.run(tries)
+        work(redis_url, is_refused, "the store is refused in each partition")
         assert "5 records not archived yet, the oldest for " in told()
         assert raw.hdel(ARCHIVER.lock(0), "waits_since") and raw.hdel(ARCHIVER.lock(1), "waits_since")
         assert "5 records not archived yet, the oldest for " in told()
@@ -257,10 +251,6 @@ def test_peek_shows_rows_that_only_the_archive_has(streamworker: Invoke, shop: P
     """The newest of all, whether Redis has none of them, some or enough."""
     (shop / "shop.py").write_text(LOGGED.replace("LAKE", repr(str(shop / "lake"))), "utf-8")
 
-    async def work(rows: int) -> None:
-        async with local_worker(resolve_app("shop:app"), url=redis_url, name="w1"):
-            await wait_for_async(lambda: len(logged()) == rows, "all rows are archived")
-
     def logged() -> list[int]:
         found = [read_rows(Chain(store_at(f"{shop}/lake/log"), p), log_of(p), 0, MANY) for p in (0, 1)]
         return [n for rows in found for commit in rows for n in commit.rows["order_id"].to_pylist()]
@@ -272,7 +262,7 @@ def test_peek_shows_rows_that_only_the_archive_has(streamworker: Invoke, shop: P
 
         for sent in (0, MANY // 2):
             send(streamworker, sent, MANY // 2)
-            anyio.run(work, sent + MANY // 2)
+            work(redis_url, lambda: len(logged()) == sent + MANY // 2, "all rows are archived")  # noqa: B023
         whole = json.loads(streamworker.does("peek", "shop:count", "--last", "1000"))
         assert sorted(row["order_id"] for row in whole) == [*range(MANY)]
         for left in (5, 1, 0):
