@@ -11,7 +11,8 @@ HOLDS = {
     "sw:{app.stream.P}:delayed": "scheduled records: whether each waits, was sent or was cancelled",
     "sw:{app.stream.P}:counts": "[records beyond one an entry](#counts)",
     "sw:{app.stream.P}:taken": (
-        "from each `STREAM/PARTITION/PROCESSOR`: the number of records taken, and their digest"
+        "from each `STREAM/PARTITION/PROCESSOR`: the number of records taken, and their digest; from each "
+        "`pipeline NAME`: [the batch](#rows-from-spark), its nonce, and how many of its rows are taken"
     ),
     "sw:{app.stream.P}:groups": (
         "groups that trimming waits for, with the entries that others had deleted at the last comparison; "

@@ -56,6 +56,7 @@ MAY_IMPORT = {
     },
     "spark": {
         "archive", "core", "redisio", "records", "declared", "settings", "urls", "variables", "handlers",
+        "runtime",  # by the sink into a stream alone, which encodes and appends as producers do
     },
     "declaring": {
         "context", "core", "declared", "feed", "records", "redisio", "runtime", "settings", "spark",
@@ -73,7 +74,7 @@ INSIDE = {
         "archive", "risks", "read", "send", "tracing", "forward", "run", "resources", "watch", "listener",
         "partitions", "group", "worker",
     ),
-    "spark": ("source", "sinks", "pyspark_streamworker", "driver"),
+    "spark": ("source", "sinks", "pyspark_streamworker", "into", "driver"),
     "declaring": (
         "callables", "parameters", "middleware", "options", "specs", "functions", "stream", "table",
         "registry", "data", "timers", "processors", "resources", "pipelines",

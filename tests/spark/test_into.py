@@ -30,9 +30,9 @@ class Died(BaseException):
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a batch take several round trips, so that it can end between two."""
-    monkeypatch.setattr(encoding, "PIECE_ROWS", 7)
+    monkeypatch.setattr(encoding, "CHUNK_ROWS", 7)
     monkeypatch.setattr(publishing, "CALLS", 3)
     monkeypatch.setattr(publishing, "WINDOW_ROWS", 30)
     monkeypatch.setattr(publishing, "WAIT_S", 0.2)

@@ -23,7 +23,7 @@ from streamworker.importing import resolve_app
 from streamworker.redisio.admin.health import holders
 from streamworker.redisio.admin.outboxes import find_diverged
 from streamworker.redisio.admin.repair import CHANGED, Step, do_step, look
-from streamworker.redisio.data.sources import forget_source
+from streamworker.redisio.group.readers import forget_marks
 from streamworker.redisio.keys import GroupKeys, StreamKeys, check_name
 from streamworker.redisio.wire.client import Backend
 
@@ -124,7 +124,7 @@ async def _repair(backend: Backend, app: App, wanted: _Wanted, dry_run: bool, ye
         for step in steps:
             outcomes.append((step, await do_step(backend, step, by)))
             if step.action == "forget reader":
-                await forget_source(backend, placements(app), step.what)
+                await forget_marks(backend, placements(app), step.what)
             if not json:
                 say(f"{step.action} of {step.facts.keys.group}: {outcomes[-1][1]}")
     finally:  # An error, or Ctrl-C, does not undo what was done.

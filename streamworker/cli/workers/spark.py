@@ -21,7 +21,6 @@ from streamworker.core.words import counted
 from streamworker.declaring.specs import PipelineSpec
 from streamworker.errors import BackendRefused
 from streamworker.importing import Selection, resolve_app, with_pipelines
-from streamworker.redisio.data.sources import forget_source
 from streamworker.redisio.group import readers
 from streamworker.redisio.wire.client import Backend
 from streamworker.spark.driver.checks import source_options
@@ -215,6 +214,6 @@ async def _forget(backend: Backend, app: App, names: list[str]) -> None:
         of = [spec for spec in app.registry.processors.values() if name in held[spec.name]]
         for spec in of:
             await readers.forget(backend, group_keys(spec), name)
-        await forget_source(backend, placements(app), name)
+        await readers.forget_marks(backend, placements(app), name)
         logs = ", ".join(spec.name for spec in of)
         say(f"Forgot {name}: the acked logs of {logs} keep no rows for it, unless it reads again.")

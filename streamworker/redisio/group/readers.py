@@ -10,9 +10,10 @@ commits wait.
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from streamworker.core.data.placement import Placement
 from streamworker.core.data.readers import ReaderPosition, read_position
 from streamworker.errors import BackendError
-from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered
 from streamworker.redisio.wire.info import ms_of, pairs_of
@@ -72,6 +73,26 @@ async def slowest_rows(backend: Backend, keys: GroupKeys, partitions: Collection
 async def forget(backend: Backend, keys: GroupKeys, name: str) -> bool:
     """Remove a reader that will not come back; return whether it existed. The call may be repeated."""
     return bool(await backend.execute("HDEL", keys.readers, name))
+
+
+def mark_of(pipeline: str) -> str:
+    """Return the field in which a partition keeps where it stands with what a pipeline sends to it."""
+    return f"pipeline {pipeline}"
+
+
+async def forget_marks(
+    backend: Backend, streams: Sequence[tuple[StreamKeys, Placement]], pipeline: str
+) -> None:
+    """Remove where the partitions of some streams stand with a pipeline that will not come back.
+
+    Also with the sinks that its function names itself. The call may be repeated.
+    """
+    places = [keys.taken(p) for keys, placement in streams for p in placement.all]
+    found = all_answered(await backend.pipeline([("HKEYS", each) for each in places]))
+    mark = mark_of(pipeline).encode()
+    for place, fields in zip(places, found, strict=True):
+        if its := [each for each in fields if each == mark or each.startswith(mark + b"/")]:
+            await backend.execute("HDEL", place, *its)
 
 
 def read_readers(flat: Sequence[bytes]) -> dict[str, ReaderPosition]:

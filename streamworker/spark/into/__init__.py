@@ -3,7 +3,7 @@
     1. **stage**: Spark writes the rows of the batch as Parquet into the checkpoint directory;
     2. **decide**: a file names these rows, and where each partition stood before them. From then on the batch
        is these rows in this order, however often Spark computes others;
-    3. **publish**: each partition takes its rows piece by piece, if it stands where the piece begins;
+    3. **publish**: each partition takes its rows chunk by chunk, if it stands where the chunk begins;
     4. **mark**: a file says that the batch is there, and where each partition stands now.
 
 ``points`` has the words, ``staging`` the files, ``encoding`` makes entries of rows, ``publishing`` talks to

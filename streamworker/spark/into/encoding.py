@@ -20,11 +20,11 @@ from streamworker.runtime.send.refusals import too_large
 
 HEADERS = "_headers"
 """The column of a result that holds the headers of each row."""
-PIECE_ROWS = 2_000
-"""Rows of one piece, as ``send_many`` sends them; in a stream of columns a piece is one entry."""
+CHUNK_ROWS = 2_000
+"""Rows of one chunk, as ``send_many`` sends them; in a stream of columns a chunk is one entry."""
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """Some rows of one partition, as the script takes them."""
 
     rows: int
@@ -38,7 +38,7 @@ class Encoder:
 
     def __init__(self, spec: StreamSpec, entry_bytes_max: int) -> None:
         self._spec, self._bytes_max = spec, entry_bytes_max
-        # A partition takes a piece whole: one that needs much of its room might wait for ever.
+        # A partition takes a chunk whole: one that needs much of its room might wait for ever.
         self._rows_max = max(1, spec.records_max // 10) if spec.records_max else ROWS_PER_ENTRY_MAX
         self._many = (
             make_list_encoder(spec.record, spec.codec, validate=spec.validate, as_run=bool(spec.packing))
@@ -87,11 +87,11 @@ class Encoder:
             batch = batch.drop_columns([HEADERS])
         return self._spec.record.fit_arrow(batch), headers
 
-    def pieces(self, partition: int, rows: pa.RecordBatch, headers: pa.Array | None) -> Iterator[Piece]:
+    def chunks(self, partition: int, rows: pa.RecordBatch, headers: pa.Array | None) -> Iterator[Chunk]:
         """Return rows of one partition that :meth:`fit` has returned, in order."""
         if self._spec.codec == "arrow":
             for _, entries, size, count in self._packer.pieces(partition, rows, self._rows_max):
-                yield Piece(count, records_args(entries, "arrow"), size)
+                yield Chunk(count, records_args(entries, "arrow"), size)
             return
         try:
             records = self._spec.record.from_arrow(rows)
@@ -100,12 +100,12 @@ class Encoder:
                 error.message, remedy="Correct the values in the pipeline's function."
             ) from None
         its = None if headers is None else [header_fields(dict(each or ())) for each in headers.to_pylist()]
-        most = min(PIECE_ROWS, self._rows_max)
+        most = min(CHUNK_ROWS, self._rows_max)
         for start in range(0, len(records), most):
             end = start + most
             yield from self._encoded(records[start:end], None if its is None else its[start:end])
 
-    def _encoded(self, records: Sequence[Any], headers: Sequence[Any] | None) -> Iterator[Piece]:
+    def _encoded(self, records: Sequence[Any], headers: Sequence[Any] | None) -> Iterator[Chunk]:
         entries: Sequence[Encoded] | None = None
         if headers is None and self._many is not None and len(records) > 1:
             entries = self._many(records)
@@ -117,7 +117,7 @@ class Encoder:
             ]
         size = entries.size if isinstance(entries, Run) else sum(map(_size, entries))
         if size <= min(CHUNK_BYTES, self._bytes_max) or (len(records) == 1 and size <= self._bytes_max):
-            yield Piece(len(records), records_args(entries, self._spec.packing), size)
+            yield Chunk(len(records), records_args(entries, self._spec.packing), size)
             return
         if len(records) == 1:
             raise too_large("record", self._spec, size, self._bytes_max)

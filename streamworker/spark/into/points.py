@@ -3,7 +3,7 @@
 A **point** is a batch, the nonce of its decision, and how many rows of the batch the partition has taken. The
 partition keeps it as its mark of this source (``forward.lua``). A nonce is drawn when a batch is decided, and
 decided rows never change: so a point names the same rows for ever, though the program may encode them
-otherwise or cut them into other pieces. What another checkpoint directory decided has other nonces.
+otherwise or cut them into other chunks. What another checkpoint directory decided has other nonces.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Sends what was decided to the partitions of the stream, each row once.
 
-Each piece of a partition's rows begins where the one before it ends, and the partition takes it only if it
-stands there (``forward.lua``). So a piece that is repeated, by this driver or by another one that was taken
+Each chunk of a partition's rows begins where the one before it ends, and the partition takes it only if it
+stands there (``forward.lua``). So a chunk that is repeated, by this driver or by another one that was taken
 for dead, is taken once. Where a partition stands says what is left to send.
 
 If the stream grows in the middle of a batch, its old partitions are sealed, and where they stand is final.
@@ -24,8 +24,8 @@ from streamworker.core.data.placement import RoundRobin
 from streamworker.core.pauses import Pauses
 from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import BackendUnavailable, StreamworkerError
-from streamworker.redisio.data.sources import source_of
 from streamworker.redisio.data.streams import append_by
+from streamworker.redisio.group.readers import mark_of
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.scripts import FORWARD, Call
 from streamworker.redisio.wire.client import Backend
@@ -36,7 +36,7 @@ from streamworker.runtime.send.growth import follow_map
 from streamworker.runtime.send.lanes import Declaration
 from streamworker.runtime.send.refusals import full, not_grown
 from streamworker.settings import Settings
-from streamworker.spark.into.encoding import Encoder, Piece
+from streamworker.spark.into.encoding import Chunk, Encoder
 from streamworker.spark.into.points import START, Decision, located, lost
 from streamworker.spark.into.staging import Stages
 
@@ -47,7 +47,7 @@ WINDOW_ROWS = 20_000
 CALLS = 16
 """Pieces of one round trip."""
 KEPT_BYTES = 64 * 1024 * 1024
-"""Bytes of encoded pieces that are kept from the check of a batch until they are sent."""
+"""Bytes of encoded chunks that are kept from the check of a batch until they are sent."""
 ALL = 2**62
 """More rows than a batch has."""
 WAIT_S = 10.0
@@ -55,12 +55,12 @@ WAIT_S = 10.0
 
 
 class Routed(NamedTuple):
-    """A piece, and its place in the rows of its partition."""
+    """A chunk, and its place in the rows of its partition."""
 
     partition: int
     first: int
     """Rows of the batch before it in the partition."""
-    piece: Piece
+    chunk: Chunk
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Publisher:
         stages: Stages,
     ) -> None:
         self._backend, self._spec, self._stages = backend, spec, stages
-        self._source = source_of(name)
+        self._mark = mark_of(name)
         self._keys = StreamKeys(spec.app, spec.name)
         self._encoder = Encoder(spec, settings.entry_bytes_max)
         self._declaration = Declaration(backend, spec, settings)
@@ -118,20 +118,20 @@ class Publisher:
         """Read the stream's map, and where each of its partitions stands: sealed ones for good."""
         await follow_map(self._backend, self._spec)
         partitions = self._spec.placement.all
-        asked = [("HGET", self._keys.taken(p), self._source) for p in partitions]
+        asked = [("HGET", self._keys.taken(p), self._mark) for p in partitions]
         marks = all_answered(await self._backend.pipeline(asked))
         return {
             p: START if mark is None else mark.decode() for p, mark in zip(partitions, marks, strict=True)
         }
 
     def encoded(self, staged: Decision) -> list[Routed] | None:
-        """Encode all rows of a batch, so that none is decided that cannot be sent; return their pieces.
+        """Encode all rows of a batch, so that none is decided that cannot be sent; return their chunks.
 
         None if they are too many to keep. A row that does not fit is a RecordError.
         """
         size, kept = 0, list[Routed]()
         for routed in self._left(staged, {}):
-            size += routed.piece.size
+            size += routed.chunk.size
             if size <= KEPT_BYTES:
                 kept.append(routed)
         return kept if size <= KEPT_BYTES else None
@@ -145,18 +145,18 @@ class Publisher:
             found[partition] = index
         return found
 
-    async def publish(self, decision: Decision, pieces: Sequence[Routed] | None = None) -> dict[int, str]:
+    async def publish(self, decision: Decision, chunks: Sequence[Routed] | None = None) -> dict[int, str]:
         """Send the rows of a batch that its partitions have not taken; return where they stand then.
 
-        ``pieces`` are all of them, if they are encoded already. What a failover took back of batches before
+        ``chunks`` are all of them, if they are encoded already. What a failover took back of batches before
         is sent again first.
         """
         self._moved_s = time.monotonic()
-        while (stands := await self.patiently(lambda: self._round(decision, pieces))) is None:
+        while (stands := await self.patiently(lambda: self._round(decision, chunks))) is None:
             pass
         return stands
 
-    async def _round(self, decision: Decision, pieces: Sequence[Routed] | None) -> dict[int, str] | None:
+    async def _round(self, decision: Decision, chunks: Sequence[Routed] | None) -> dict[int, str] | None:
         """Look where the partitions stand, and send what they lack of one batch; None if that is not all."""
         stands = await self.stands()
         is_whole = all(located([decision], *each) is not None for each in stands.items())
@@ -167,7 +167,7 @@ class Publisher:
         is_first = self._spec.placement.counts == decision.counts and all(
             mark == decision.begin(p) for p, mark in stands.items()
         )
-        left = pieces if pieces is not None and is_first else self._left(oldest, stands, later)
+        left = chunks if chunks is not None and is_first else self._left(oldest, stands, later)
         if await self._send(oldest, left) and oldest is decision:
             return await self._confirmed(decision)
         return None
@@ -195,9 +195,9 @@ class Publisher:
 
     # -- sending ---------------------------------------------------------------------------------
 
-    async def _send(self, decision: Decision, pieces: Iterable[Routed]) -> bool:
-        """Send pieces in order; return False if it must be looked anew what is left."""
-        each, under_way = iter(pieces), None
+    async def _send(self, decision: Decision, chunks: Iterable[Routed]) -> bool:
+        """Send chunks in order; return False if it must be looked anew what is left."""
+        each, under_way = iter(chunks), None
         try:
             while group := list(islice(each, CALLS)):  # They are encoded while Redis takes those before.
                 if under_way is not None and not await under_way:
@@ -212,9 +212,9 @@ class Publisher:
     async def _send_group(self, decision: Decision, group: list[Routed]) -> bool:
         while group:
             calls = [
-                self._call(p, since=_point(decision, p, first), through=decision.point(first + piece.rows),
-                           records=piece.args)
-                for p, first, piece in group
+                self._call(p, since=_point(decision, p, first), through=decision.point(first + chunk.rows),
+                           records=chunk.args)
+                for p, first, chunk in group
             ]  # fmt: skip
             replies = await append_by(self._backend, FORWARD, calls, self._durability)
             left: list[Routed] = []
@@ -242,7 +242,7 @@ class Publisher:
 
     def _call(self, partition: int, **named: Any) -> Call:
         limit = self._spec.records_max
-        return FORWARD.at(self._keys, partition, source=self._source, limit=limit, **named)
+        return FORWARD.at(self._keys, partition, source=self._mark, limit=limit, **named)
 
     async def _wait(self, error: StreamworkerError) -> None:
         """Pause; raise the error if nothing has moved for long."""
@@ -270,9 +270,9 @@ class Publisher:
             for partition, (first, its) in newest.left(rows, left).items():
                 indexes = pa.array(its)
                 heads = None if headers is None else headers.take(indexes)
-                for piece in self._encoder.pieces(partition, rows.take(indexes), heads):
-                    yield Routed(partition, first, piece)
-                    first += piece.rows
+                for chunk in self._encoder.chunks(partition, rows.take(indexes), heads):
+                    yield Routed(partition, first, chunk)
+                    first += chunk.rows
 
     def _spec_of(self, counts: tuple[int, ...]) -> StreamSpec:
         """Return the stream as it was when it had these partitions."""

@@ -17,8 +17,8 @@ from streamworker.settings import Settings
 from streamworker.spark.into.encoding import Encoder
 from streamworker.spark.into.points import NONCE, Decision, Stands
 from streamworker.spark.into.publishing import Publisher
-from streamworker.spark.into.running import now_running
 from streamworker.spark.into.staging import Done, Stages
+from streamworker.spark.sinks.running import now_running
 from streamworker.spark.source.connection import DEFAULT_NAME, resolve
 
 if TYPE_CHECKING:
@@ -60,23 +60,23 @@ class StreamSink:
     async def _publish(self, stages: Stages, batch: int, nonce: str, publisher: Publisher) -> None:
         """Publish the rows that were staged under a nonce, or those that were decided before."""
         await publisher.declare()
-        decision, pieces = stages.decided(batch), None
+        decision, chunks = stages.decided(batch), None
         if decision is None:
             staged = self._decision(batch, nonce, stages.done().stands)
             try:
-                pieces = publisher.encoded(staged)
+                chunks = publisher.encoded(staged)
             except RecordError as error:
                 raise RecordError(
                     f"Pipeline {self._name!r} has a row for stream {self._spec.name!r} that does not fit. "
                     f"{error.message} Nothing of this micro-batch was sent.",
                     remedy=error.remedy,
                 ) from None
-            if pieces == []:
+            if chunks == []:
                 stages.drop(staged.rows)
                 return
             decision = stages.decide(staged)
-            pieces = pieces if decision is staged else None
-        stages.mark(Done(batch, await publisher.publish(decision, pieces)))
+            chunks = chunks if decision is staged else None
+        stages.mark(Done(batch, await publisher.publish(decision, chunks)))
 
     def begin(self, result: Any) -> None:
         """Refuse columns that do not fit, and a stream that is not where this query left it.

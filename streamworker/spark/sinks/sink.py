@@ -220,7 +220,7 @@ class Handed:
     def __call__(self, result: Any, batch: int) -> None:
         """Call the user's function with the rows, the query's id and the number of the batch."""
         try:
-            from streamworker.spark.into.running import running
+            from streamworker.spark.sinks.running import running
         except ModuleNotFoundError:  # A server without streamworker: no function sends to a stream there.
             within: AbstractContextManager[Any] = nullcontext()
         else:
