@@ -9,7 +9,7 @@ import pytest
 
 from streamworker import DeadLetter
 from streamworker.redisio.keys import GroupKeys
-from tests.archive.shop import KEYS, Order, Shop, all_archived, ends, exact
+from tests.archive.shop import KEYS, Order, Shop, all_archived, all_trimmed, ends, exact
 from tests.helpers import wait_for_async
 
 pytestmark = pytest.mark.anyio
@@ -72,6 +72,31 @@ async def test_records_of_each_codec_come_back_as_they_were(
         late = await read(raw, redis_url, Shop(redis_url, lake, 2, **its), "late")
     assert len(late) == (600 if codec == "arrow" else 700)
     assert late == live
+
+
+class Newer(msgspec.Struct):
+    customer: str
+    n: int
+    coupon: str = ""
+
+
+async def test_columns_that_an_older_archiver_does_not_know_come_back(redis_url: str, tmp_path: Path) -> None:
+    """While two releases run, a worker of the one archives what the other sends."""
+    lake, seen = str(tmp_path / "lake"), list[Newer]()
+    newer = Shop(redis_url, lake, 1, codec="arrow", record=Newer)
+    with exact(redis_url) as raw:
+        async with Shop(redis_url, lake, 1, codec="arrow").works(), newer.app:
+            await newer.orders.send_many([Newer("ann", n, f"C{n}") for n in range(5)])
+            await all_trimmed(raw, 1)
+        later = Shop(redis_url, lake, 1, codec="arrow", record=Newer)
+
+        @later.app.processor(later.orders, name="late")
+        async def late(order: Newer) -> None:
+            seen.append(order)
+
+        async with later.works():
+            await wait_for_async(ends(raw, 1, "late"), "all is read")
+    assert seen == [Newer("ann", n, f"C{n}") for n in range(5)]
 
 
 async def test_entries_that_cannot_be_read_fail_again_as_they_were(redis_url: str, tmp_path: Path) -> None:
