@@ -50,14 +50,17 @@ def pipeline(
     path, format, mode
         Where and how the returned DataFrame is written. A function that returns a stream writer
         needs none of them.
-    table, upsert, dsn_env
-        With ``format="postgres"``: the table, ``schema.name`` or a name; the columns of its key, if a row
-        replaces the one of its key; and the environment variable that holds the connection string.
+    table, dsn_env
+        With ``format="postgres"``: the table, ``schema.name`` or a name; and the environment variable that
+        holds the connection string.
+    upsert
+        The columns of the key, if a row replaces the one of its key, for ``"postgres"`` and ``"deltalake"``.
     write
         A sink of your own: ``write(rows, query, batch)`` gets each micro-batch with the query's id and the
         number of the batch, and again if it was killed.
     checkpoint
-        Spark's checkpoint directory; beside ``path`` if None.
+        Spark's checkpoint directory; beside ``path`` if None, or in ``.streamworker`` for a table of
+        ``"deltalake"`` or ``"parquet-batches"`` in an object store.
     options
         Options of the source (docs: spark-reference) and of the writer. With several processors, those of the
         source hold for each; a mapping under a processor's name holds for that one alone.
