@@ -7,9 +7,9 @@ meaning would change: a float for an int, a time without a zone for one with it,
 allows none.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import islice
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -28,6 +28,9 @@ from streamworker.records.columns import (
     inside,
     short,
 )
+
+TOGETHER = 500
+"""Rows that are built together: from 700 objects on Python searches for what is garbage."""
 
 _TYPES = pa.types
 _FAMILIES: tuple[tuple[Callable[[pa.DataType], bool], tuple[Callable[[pa.DataType], bool], ...]], ...] = (
@@ -229,27 +232,35 @@ def to_records(
                 f"Column {member.name!r} holds a value that Python does not have: {str(error).rstrip('.')}.",
                 remedy="Its producer must send what the record type allows.",
             ) from None
-    rows = _plain_rows(columns, values)
-    with suppress(Exception):
-        return build_all(rows)
     records: list[Any] = []
-    for row in rows:
+    rows = _plain_rows(columns, values)
+    while some := list(islice(rows, TOGETHER)):
         try:
-            records.append(build(row))
-        except BaseException as error:
-            raise DecodeError(
-                f"Row {len(records)} (counted from 0) is no {columns.name}: {one_line(error)}.",
-                remedy="Its producer must send what the record type allows.",
-            ) from error
+            records += build_all(some)
+        except BaseException:  # noqa: BLE001 - a record's own code may raise anything
+            for row in some:
+                records.append(_built(columns, build, row, len(records)))
     return records
 
 
-def _plain_rows(columns: StructColumn, values: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+def _built(
+    columns: StructColumn, build: Callable[[dict[str, Any]], Any], row: dict[str, Any], at: int
+) -> Any:
+    try:
+        return build(row)
+    except BaseException as error:
+        raise DecodeError(
+            f"Row {at} (counted from 0) is no {columns.name}: {one_line(error)}.",
+            remedy="Its producer must send what the record type allows.",
+        ) from error
+
+
+def _plain_rows(columns: StructColumn, values: Sequence[Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Return the values of records by wire name, from those of columns."""
     if any(m.leaves_out_none or _plain(m.column) is not None for m in columns.members):
-        return list(map(_plain_row(columns), zip(*values, strict=True)))
+        return map(_plain_row(columns), zip(*values, strict=True))
     names = [m.field.wire_name for m in columns.members]
-    return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+    return (dict(zip(names, row, strict=True)) for row in zip(*values, strict=True))
 
 
 @cache

@@ -18,6 +18,7 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from streamworker.core.data.channel import AppendCode
 from streamworker.core.data.placement import RoundRobin
@@ -72,20 +73,21 @@ class _Generation:
     """How many rows of the batch each partition has taken."""
     seen: Counter[int] = field(default_factory=Counter)
 
-    def left(self, batch: pa.RecordBatch, rows: Sequence[int]) -> dict[int, tuple[int, list[int]]]:
+    def left(self, batch: pa.RecordBatch, rows: pa.Array) -> dict[int, tuple[int, pa.Array]]:
         """Return by partition which of some rows of a batch it has not taken, and how many were before."""
-        found: dict[int, list[int]] = {}
         # All rows are dealt, so that one without a key goes the same way each time.
-        partitions = self.router.partitions_of(batch, 1).to_pylist()
-        for row in rows:
-            found.setdefault(partitions[row], []).append(row)
-        left = {}
-        for partition, its in found.items():
+        partitions = self.router.partitions_of(batch, 1).take(rows)
+        rows = rows.take(pc.sort_indices(partitions))  # The rows of a partition keep their order.
+        left, end = {}, 0
+        for partition, count in sorted(
+            tuple(each.values()) for each in partitions.value_counts().to_pylist()
+        ):
+            end += count
             before = self.seen[partition]
-            self.seen[partition] += len(its)
-            skipped = min(max(self.taken.get(partition, 0) - before, 0), len(its))
-            if skipped < len(its):
-                left[partition] = before + skipped, its[skipped:]
+            self.seen[partition] += count
+            skipped = min(max(self.taken.get(partition, 0) - before, 0), count)
+            if skipped < count:
+                left[partition] = before + skipped, rows.slice(end - count + skipped, count - skipped)
         return left
 
 
@@ -264,13 +266,13 @@ class Publisher:
         )
         for batch in self._stages.batches(decision, WINDOW_ROWS):
             rows, headers = self._encoder.fit(batch)
-            left: Sequence[int] = range(rows.num_rows)
+            left = pa.arange(0, rows.num_rows)
             for generation in old:
-                left = sorted(row for _, its in generation.left(rows, left).values() for row in its)
+                parts = [its for _, its in generation.left(rows, left).values()]
+                left = pa.concat_arrays([left.slice(0, 0), *parts]).sort()
             for partition, (first, its) in newest.left(rows, left).items():
-                indexes = pa.array(its)
-                heads = None if headers is None else headers.take(indexes)
-                for chunk in self._encoder.chunks(partition, rows.take(indexes), heads):
+                heads = None if headers is None else headers.take(its)
+                for chunk in self._encoder.chunks(partition, rows.take(its), heads):
                     yield Routed(partition, first, chunk)
                     first += chunk.rows
 
