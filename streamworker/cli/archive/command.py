@@ -225,11 +225,12 @@ async def _published(backend: Backend, place: Place) -> Any:
     from streamworker.archive.publishing import publish as published
 
     identity = await anyio.to_thread.run_sync(read_identity, place.store)
+    if identity is not None:
+        await check_own(backend, place)
     chains = [place.chain(partition) for partition in place.stream.placement.all]
     if identity is None or not await anyio.to_thread.run_sync(lambda: any(c.segments() for c in chains)):
         raise StreamworkerError(
             f"{place.archive.url} has no segment yet.", remedy="A worker makes it, once one is due."
         )
-    await check_own(backend, place)
     given = chains, place.archive.url, identity.id, await backend.time_ms()
     return await anyio.to_thread.run_sync(published, *given)
