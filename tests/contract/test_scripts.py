@@ -383,7 +383,7 @@ def test_all_keys_of_a_script_lie_on_one_node_of_a_cluster() -> None:
 LOCK_FIELDS = (
     *("owner", "epoch", "generation", "checkpoint", "entries", "rows", "log", "state", "reason", "aside"),
     *("deaths", "tries", "ordered", "obeyed", "paused_at", "wanted_since", "wanted_at", "wanted_in"),
-    *("from_epoch", "reset", "tail", "gone", "retry", "from", "done"),
+    *("from_epoch", "reset", "tail", "gone", "cold", "retry", "from", "done"),
 )
 FIELDS = {
     LOCK: LOCK_FIELDS,

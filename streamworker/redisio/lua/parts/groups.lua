@@ -93,23 +93,50 @@ local function left_at_ends(events, checkpoint, newest, length, first)
   return length + extra - before - records_after(first, '0-0') + records_after(first, checkpoint)
 end
 
+-- As `left_at_ends`, and counts where the ends do not show it. Of very many the count is too high, and the second
+-- value true.
+local function left_behind(events, checkpoint, newest, length, first)
+  local left = left_at_ends(events, checkpoint, newest, length, first)
+  if left then return left end
+  local counted, since, more = 0, checkpoint, true
+  left = 0
+  for _ = 1, 10 do
+    if more then
+      counted, since, more = count_after(events, checkpoint, since, COUNTED_MAX / 10)
+      left = left + counted
+    end
+  end
+  local extra, before = counts_of(events)
+  return more and length + extra - before or left, more
+end
+
 -- Counts what others have deleted before a group had committed it. It shows when the group has come to the end
 -- of the stream, or stands before its first entry. The lock counts those records as passed, in `entries`, and
 -- tells of them in `gone`. Returns how many were not told of before.
+--
+-- A group that reads the archive passes records without a count that were erased there or have expired. Up to the
+-- id in `cold` they are counted as passed, and not told of. The archive's own count never falls: it is in the files.
 local function count_deleted(lock, events)
-  local held = redis.call('HMGET', lock, 'checkpoint', 'entries')
+  local held = redis.call('HMGET', lock, 'checkpoint', 'entries', 'cold')
   if not (is_id(held[1]) and tonumber(held[2] or '')) then return 0 end
-  if is_archived_behind(events, held[1]) then return 0 end  -- it reads them there
   redis.call('HDEL', lock, '')  -- changes nothing, and makes Redis accept HSET when memory is full
+  local archived, cold = archived_of(events), is_id(held[3]) and held[3]
+  if archived and id_less(held[1], archived) then
+    if not cold then redis.call('HSET', lock, 'cold', archived) end
+    return 0
+  end
+  if cold and id_less(held[1], cold) then return 0 end
   local _, added, length, first, newest = stream_position(events)
   local records = note_dropped(events, added, length)
   local left = left_at_ends(events, held[1], newest, length, first)
   if not left then return 0 end
   local gone = math.max(0, records - left) - tonumber(held[2])
   -- What is present may be counted too high for a while, see count_dropped; the end is exact.
-  if gone == 0 or gone < 0 and left > 0 then return 0 end
+  if gone < 0 and (left > 0 or lock == beside(events, 'lock:archive')) then return 0 end
+  if held[3] then redis.call('HDEL', lock, 'cold') end
+  if gone == 0 then return 0 end
   redis.call('HSET', lock, 'entries', text(tonumber(held[2]) + gone))
-  if gone < 0 then return 0 end
+  if gone < 0 or cold then return 0 end
   redis.pcall('HINCRBY', lock, 'gone', gone)
   return gone
 end

@@ -29,19 +29,7 @@ local function register(lock, events, acked, group_name, start, nonce, parents)
     checkpoint = start
   end
   -- Entries that were trimmed before this group registered count as committed.
-  local left = left_at_ends(events, checkpoint, newest, length, first)
-  if not left then
-    left = 0
-    local since, more, counted = checkpoint, true, nil
-    for _ = 1, 10 do
-      if more then
-        counted, since, more = count_after(events, checkpoint, since, COUNTED_MAX / 10)
-        left = left + counted
-      end
-    end
-    local extra, before = counts_of(events)
-    if more then left = length + extra - before end
-  end
+  local left = left_behind(events, checkpoint, newest, length, first)
   -- The stream counts a copy of an entry of many records, which another program added, as one record.
   local entries = math.max(0, note_dropped(events, added, length) - left)
   -- Unless the archive holds them: it begins with the record behind the first `before` ones.
