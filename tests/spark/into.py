@@ -4,6 +4,8 @@ import random
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +21,7 @@ from streamworker.redisio.data.columns import unpacked
 from streamworker.redisio.keys import StreamKeys
 from streamworker.spark.into.sink import StreamSink
 from streamworker.spark.into.staging import ROW_METADATA
+from streamworker.spark.source.places import place_at
 from tests.raw import opened
 
 FILES = 3
@@ -71,19 +74,18 @@ class Staged:
         order = self.rng.sample(range(self.table.num_rows), self.table.num_rows)
         rows = self.table.take(pa.array(order, pa.int64()))
         rows = rows.replace_schema_metadata({ROW_METADATA: self.schema.json()})
-        Path(path).mkdir(parents=True)
-        job = uuid.UUID(int=self.rng.getrandbits(128))
-        for n in range(FILES):
-            part = rows.slice(
-                rows.num_rows * n // FILES, rows.num_rows * (n + 1) // FILES - rows.num_rows * n // FILES
-            )
-            pq.write_table(part, f"{path}/part-{n:05d}-{job}-c000.snappy.parquet")
-        (Path(path) / "_SUCCESS").touch()
+        place, job = place_at(path), uuid.UUID(int=self.rng.getrandbits(128))
+        ends = [rows.num_rows * n // FILES for n in range(FILES + 1)]
+        for n, (start, end) in enumerate(pairwise(ends)):
+            body = BytesIO()
+            pq.write_table(rows.slice(start, end - start), body)
+            place.put(f"part-{n:05d}-{job}-c000.snappy.parquet", body.getvalue())
+        place.put("_SUCCESS", b"")
 
 
-def sink_of(stream: Stream[Any], folder: Path, name: str = "back") -> StreamSink:
-    """Return the sink of a pipeline whose checkpoint is in a folder."""
-    return StreamSink(stream.spec, stream.app.settings, name, str(folder / "into" / stream.name))
+def sink_of(stream: Stream[Any], checkpoint: Path | str, name: str = "back") -> StreamSink:
+    """Return the sink of a pipeline with its checkpoint directory."""
+    return StreamSink(stream.spec, stream.app.settings, name, f"{checkpoint}/into/{stream.name}")
 
 
 class Got(NamedTuple):

@@ -18,8 +18,10 @@ from streamworker.errors import ConfigurationError, DataLoss, RecordError, Strea
 from streamworker.redisio.data.streams import append_by
 from streamworker.redisio.keys import StreamKeys
 from streamworker.spark.into import encoding, publishing, staging
+from streamworker.spark.source.places import place_at
 from tests.raw import opened
 from tests.spark.into import Staged, events_of, got, numbers, sink_of, table_of
+from tests.stage.moto import moto_server, variables
 
 ROWS = 100
 """Of one batch."""
@@ -107,6 +109,34 @@ def test_each_row_is_sent_once_though_the_driver_dies_at_each_place(
     assert numbers(redis_url, stream) == [*range(len(PLACES) * ROWS)]
     assert in_order(redis_url, stream) or key is None
     assert deaths > len(PLACES)
+
+
+@pytest.mark.full("starts an S3")
+def test_each_row_is_sent_once_with_a_checkpoint_in_a_bucket(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with one on a disk: nothing is renamed. Spark itself would write there by hadoop-aws."""
+    stream, deaths = events_of(redis_url), 0
+    with moto_server() as url:
+        for name, value in variables(url).items():
+            monkeypatch.setenv(name, value)
+        for number, place in enumerate(PLACES * 4):
+            with monkeypatch.context() as patch:
+                dying(patch, place, 1 + number // 6 if place == "published" else 1)
+                try:
+                    sink_of(stream, "s3a://lake/checkpoint")(batch(number), number)
+                except Died:
+                    deaths += 1
+            sink_of(stream, "s3a://lake/checkpoint")(batch(number), number)
+        sink_of(stream, "s3a://lake/checkpoint").begin(batch(0))
+        monkeypatch.setattr(staging, "KEPT_MS", 0)
+        sink_of(stream, "s3a://lake/checkpoint")(batch(24), 24)
+        left = place_at("s3a://lake/checkpoint").names()
+    assert numbers(redis_url, stream) == [*range(25 * ROWS)]
+    assert in_order(redis_url, stream)
+    assert deaths == 24
+    assert {name.split("/")[-1][:6] for name in left if "/rows/" not in name} == {"000024"}
+    assert len({name.split("/")[3] for name in left if "/rows/" in name}) == 1
 
 
 def test_the_rows_of_a_batch_are_those_that_were_decided_first(redis_url: str, tmp_path: Path) -> None:
