@@ -7,7 +7,7 @@ alerts reads no log.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from streamworker.errors import BackendError, BackendUnavailable, ProcessDied, StreamworkerError
+from streamworker.errors import BackendError, BackendUnavailable, ProcessDied
 from streamworker.runtime.clock import monotonic_s
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ _told_s: dict[tuple[str, str], float] = {}
 """When a kind of call was told, and for a refusal its cause."""
 
 
-def warn(
-    log: "BoundLogger", event: str, error: StreamworkerError, level: str = "warning", **fields: object
-) -> None:
+def warn(log: "BoundLogger", event: str, error: Exception, level: str = "warning", **fields: object) -> None:
     """Log a failed call. One without an answer stands for all of its kind: each partition makes them.
 
     So does one that is refused, or held back, for all with its cause: it is asked again until somebody mends

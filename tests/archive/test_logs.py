@@ -332,6 +332,28 @@ def test_a_store_that_is_away_stays_with_the_position_until_it_is_back(
     assert desk.numbers(0) == log.numbers(0)
 
 
+def test_whatever_a_partition_fails_of_ends_neither_the_others_nor_the_worker(
+    log: AckedLog, desk: Archivers
+) -> None:
+    put = logs._put
+
+    def damaged(chain: Any, *args: Any) -> int:
+        if chain.partition == 0:
+            raise OSError("Corrupted page")
+        return put(chain, *args)
+
+    log.fill(0, [3])
+    log.fill(1, [4])
+    due()
+    archiver = desk.new()
+    with instead_of("_put", damaged):
+        assert desk.once(archiver) == "OSError: Corrupted page"
+    assert desk.position.failed == "partition 0: OSError: Corrupted page"
+    assert desk.position.rows == {1: 4}
+    assert desk.once(archiver) == ""
+    assert desk.numbers(0) == log.numbers(0)
+
+
 def test_columns_that_come_later_are_null_before(log: AckedLog, desk: Archivers) -> None:
     log.append(0, pa.record_batch({"n": [1, 2]}))
     log.append(0, pa.record_batch({"n": [3], "note": ["late"]}))

@@ -26,6 +26,7 @@ from streamworker.core.data.entries import EntryId
 from streamworker.core.data.readers import ReaderPosition, read_position
 from streamworker.core.events import StartRunner
 from streamworker.core.pauses import Pauses
+from streamworker.core.text import in_words
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import ArchiveConflict, ArchiveUnavailable, StreamworkerError
 from streamworker.redisio.data.streams import set_field
@@ -120,7 +121,7 @@ class LogArchiver:
                 continue
             try:
                 is_more |= await self._archive(log, position, owners[p])
-            except StreamworkerError as error:
+            except Exception as error:  # noqa: BLE001 - whatever is damaged ends neither the others nor the worker
                 self._fails(p, error)
                 if isinstance(error, ArchiveUnavailable):
                     break  # It is away for the others, too, and each call takes its time.
@@ -248,10 +249,11 @@ class LogArchiver:
 
         await _change(self.backend, self.keys, moved)
 
-    def _fails(self, partition: int, error: StreamworkerError) -> None:
-        if self._failing.get(partition) != error.message:
+    def _fails(self, partition: int, error: Exception) -> None:
+        why = error.message if isinstance(error, StreamworkerError) else in_words(error)
+        if self._failing.get(partition) != why:
             warn(self.log, "archive_failed", error, partition=partition)
-        self._failing[partition] = error.message
+        self._failing[partition] = why
         new = Pauses(self.rng.random, first_ms=FIRST_PAUSE_MS, max_ms=LONGEST_PAUSE_MS)
         pauses, _ = self._pauses.get(partition, (new, 0))
         self._pauses[partition] = pauses, monotonic_ms() + pauses.next_ms()
