@@ -215,7 +215,7 @@ def _check_of(decoder: Any) -> Callable[[bytes], bool]:
     def is_valid(payload: bytes) -> bool:
         try:
             decoder.decode(payload)
-        except ValueError:
+        except (ValueError, RecursionError):  # It may be nested more deeply than can be read.
             return False
         return True
 

@@ -219,10 +219,14 @@ class FileStore(Store):
 
     def _written(self, body: bytes) -> Path:
         new = self._place(f"{_NEW}/{uuid.uuid4().hex}")
-        with new.open("wb") as file:
-            file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with new.open("wb") as file:
+                file.write(body)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:  # A disk that is full must not fill with what each try leaves.
+            new.unlink(missing_ok=True)
+            raise
         return new
 
 

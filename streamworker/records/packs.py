@@ -232,7 +232,7 @@ class Pack:
         decoder: Any = (msgspec.json if payload[:1] == b"[" else msgspec.msgpack).Decoder(list[msgspec.Raw])
         try:
             return list(map(bytes, self.checked(decoder.decode(payload))))
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise self._unreadable(str(error)) from None
 
     def fields_of(self, index: int) -> dict[bytes, bytes]:

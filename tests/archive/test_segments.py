@@ -1,5 +1,8 @@
 """A segment gives back what Redis held: the same ids, fields and headers in the same order."""
 
+import errno
+import os
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,11 +22,12 @@ from streamworker.archive.segments import META, encoded, entries_in, footer_in, 
 from streamworker.archive.store import TAIL_BYTES, store_at
 from streamworker.core.data.archives import Footer
 from streamworker.core.data.entries import ZERO, Entry, EntryId
-from streamworker.errors import ArchiveConflict
-from streamworker.records.entries import REPLAYED_FOR, Entries
+from streamworker.errors import ArchiveConflict, ArchiveUnavailable
+from streamworker.records.entries import REPLAYED_FOR, Entries, as_stored
 from streamworker.records.packs import FIRST, as_binary, pack, pack_headers
 from streamworker.records.rows import NumberedRows
 from streamworker.redisio.data.columns import Packer, unpacked
+from streamworker.spark.source.places import place_at
 
 
 class Order(msgspec.Struct):
@@ -234,3 +238,39 @@ def test_what_is_no_segment_is_refused_by_name(body: bytes) -> None:
 def test_an_id_that_no_segment_can_hold_is_named() -> None:
     with pytest.raises(ArchiveConflict, match="9223372036854775808-0"):
         table_of(Entries.of([[b"9223372036854775808-0", [b"v", b"1"]]]), "json", None)
+
+
+@pytest.mark.parametrize("is_packed", [False, True], ids=["alone", "among others"])
+def test_what_is_nested_too_deeply_is_archived_as_it_is(is_packed: bool) -> None:
+    deep = b'{"customer":"ann","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    others = [b'{"customer":"ann","n":%d}' % n for n in range(3)]
+    plain = [[b"5-%d" % seq, [b"v", each]] for seq, each in enumerate(others)]
+    value = b"[%b]" % b",".join([*others, deep])
+    fields = {FIRST: b"5-3", b"extra": b"0", b"n": b"4", b"codec": b"none", b"size": b"%d" % len(value)}
+    fields |= {b"crc": b"%d" % zlib.crc32(value), b"v": value}
+    odd = (
+        [b"5-6", [part for pair in fields.items() for part in pair]] if is_packed else [b"5-3", [b"v", deep]]
+    )
+    mine = Entries.of([*plain, odd])
+    table = table_of(mine, "json", columns_for(stream_of("json")))
+    assert table["n"].to_pylist()[:3] == [0, 1, 2]
+    assert table["_payload"].to_pylist()[:3] == others
+    again = entries_in(table, "json")
+    assert again.origin_at(len(again) - 1)[0] == mine.origin_at(len(mine) - 1)[0]
+    assert as_stored(*again.origin_at(len(again) - 1)) == as_stored(*mine.origin_at(len(mine) - 1))
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a full disk, which each try would fill further."""
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ArchiveUnavailable, match="No space left"):
+        store_at(str(tmp_path / "lake")).put_new("it", b"body")
+    with pytest.raises(OSError, match="No space left"):
+        place_at(str(tmp_path / "checkpoint")).put_new("it", b"body")
+    assert [each for each in tmp_path.rglob("*") if each.is_file()] == []

@@ -93,10 +93,14 @@ class Folder:
         target = self.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         fresh = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
-        with fresh.open("xb") as file:
-            file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with fresh.open("xb") as file:
+                file.write(body)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:  # A disk that is full must not fill with what each try leaves.
+            fresh.unlink(missing_ok=True)
+            raise
         return fresh
 
     def _keep(self, name: str) -> None:
