@@ -1,9 +1,11 @@
 """A store and Redis agree about whose archive it is, or nothing is archived until a person decides."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import anyio
 import pytest
 
 from streamworker.archive.identity import ArchiveIdentity, read_identity
@@ -95,3 +97,19 @@ async def test_a_store_that_ignores_conditions_is_refused(
     monkeypatch.setattr(type(store), "put_new", lambda *_: True)
     with pytest.raises(ArchiveError, match="ignores conditions"):
         await ask(backend, store)
+
+
+async def test_a_store_that_hangs_holds_nobody_up_who_stops(
+    backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, done = threading.Event(), list[str]()
+
+    def hang(_: Store) -> None:
+        answers.wait(5)
+        done.append("an answer")
+
+    monkeypatch.setattr(type(store), "check_conditions", hang)
+    with anyio.move_on_after(0.2):
+        await ask(backend, store)
+    assert done == []
+    answers.set()

@@ -4,14 +4,13 @@ The store and the declaration in Redis hold the same id. It is in Redis first: w
 and not in Redis knows that Redis has lost it, or that the store is another app's.
 """
 
-import anyio
-
 from streamworker.archive.identity import ArchiveIdentity, new_id, put_identity, read_identity
 from streamworker.archive.store import Store
 from streamworker.errors import ArchiveConflict
 from streamworker.redisio.data.streams import store_fields
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.archive.turns import in_thread
 
 _ADOPT = "Give the archive a URL of its own; or, if this one is right, run `streamworker archive adopt`."
 
@@ -46,8 +45,8 @@ async def verified(
     field = field_of(log)
     # The store first: an id that is in the store was in Redis before.
     if not known:
-        await anyio.to_thread.run_sync(store.check_conditions)
-    stored = await anyio.to_thread.run_sync(read_identity, store)
+        await in_thread(store.check_conditions)
+    stored = await in_thread(read_identity, store)
     found = await _in_redis(backend, keys, field)
     mine = ArchiveIdentity(keys.app, keys.stream, log, codec, "")
     if stored is None and (known or (found and has_archived)):
@@ -65,7 +64,7 @@ async def verified(
         await store_fields(backend, keys.meta, {field: known or new_id()}, again=False)
         found = await _in_redis(backend, keys, field)
     if stored is None:
-        stored = await anyio.to_thread.run_sync(put_identity, store, mine._replace(id=found))
+        stored = await in_thread(put_identity, store, mine._replace(id=found))
     if stored.id != found:
         raise ArchiveConflict(
             f"{store.url} is the archive of {stored.whose} with the id {stored.id}, and Redis knows the "
