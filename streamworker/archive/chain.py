@@ -87,7 +87,11 @@ class Chain:
         return len(body) if self.store.put_new(name_of(self.partition, footer.after), body) else 0
 
     def read(
-        self, position: EntryId, columns: Sequence[str] | None = READ, batch: int = BATCH_RECORDS
+        self,
+        position: EntryId,
+        columns: Sequence[str] | None = READ,
+        batch: int = BATCH_RECORDS,
+        bytes_max: int = BATCH_BYTES,
     ) -> Iterator[Excerpt]:
         """Yield the records after a position, some at a time, with some columns or all.
 
@@ -98,24 +102,27 @@ class Chain:
         ArchiveConflict
             If a segment is missing between two others, or an object is none.
         """
-        found = self.segments(position)
-        at = found[0].after if found else None
-        while at is not None:
+        # At the border of two segments the name is known without a list.
+        at, got = position, self.store.get(name_of(self.partition, position))
+        if got is None:
+            if not (found := self.segments(position)):
+                return
+            at = found[0].after
+        while True:
             name = name_of(self.partition, at)
-            got = self.store.get(name)
-            if got is None:
+            if (got := got or self.store.get(name)) is None:
                 later = next((each for each in self.segments(at) if each.after > at), None)
                 if later is not None:
                     raise missing(self.partition, at, later.after)
                 return
-            file, footer = opened(got.body, name)
+            (file, footer), got = opened(got.body, name), None
             if footer.last > position:
                 names = file.schema_arrow.names
                 its = names if columns is None else [name for name in columns if name in names]
                 reached = position
                 about = file.metadata
                 size = sum(about.row_group(group).total_byte_size for group in range(about.num_row_groups))
-                most = BATCH_BYTES * about.num_rows // max(1, size)
+                most = bytes_max * about.num_rows // max(1, size)
                 for table in parts_of(file, name, max(1, min(batch, most)), its):
                     if footer.after < position:
                         table = table.filter(ids_above(table, position))

@@ -11,10 +11,11 @@ import pytest
 
 from streamworker import Context
 from streamworker.archive.chain import BATCH_BYTES, Chain
-from streamworker.archive.store import FileStore, store_at
+from streamworker.archive.store import FileStore, Store, store_at
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.errors import ArchiveConflict
 from streamworker.redisio.keys import GroupKeys
+from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.run.modes.archive import ArchiveMode
 from streamworker.testing import Snapshot
 from tests.archive.shop import KEYS, Shop, all_archived, all_trimmed, archive_all, ends, exact
@@ -214,3 +215,49 @@ async def test_a_group_that_stands_in_redis_turns_back_to_the_archive_that_has_p
     for p in range(2):
         numbers = [n for partition, n in seen if partition == p]
         assert numbers == sorted(numbers)
+
+
+async def test_what_is_read_of_many_partitions_fits_the_budget(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, partitions, limit, most = str(tmp_path / "lake"), 8, 8 * 1024 * 1024, 0
+    with exact(redis_url) as raw:
+        early = Shop(redis_url, lake, partitions, record=Letter)
+        async with early.works():
+            for n in range(0, 6_400, 400):
+                await early.orders.send_many([Letter(f"c{n}", n, "x" * 3_000) for n in range(n, n + 400)])
+            await all_trimmed(raw, partitions)
+    charge = PartitionBuffer._charge
+
+    def charged(self: PartitionBuffer, cost: int) -> None:
+        nonlocal most
+        charge(self, cost)
+        most = max(most, self._budget.used)
+
+    monkeypatch.setattr(PartitionBuffer, "_charge", charged)
+    app = {"prefetch_bytes": limit, "entry_bytes_max": 1024 * 1024}
+    shop, seen = Shop(redis_url, lake, partitions, record=Letter, app=app), list[int]()
+
+    @shop.app.processor(shop.orders, batch=100, name="late")
+    async def late(batch: list[Any]) -> None:
+        await asyncio.sleep(0 if seen else 1)
+        seen.extend(letter.n for letter in batch)
+
+    async with shop.works() as worker:
+        await worker.until_drained()
+    assert sorted(seen) == [*range(6_400)]
+    assert limit / 2 < most <= 1.25 * limit
+
+
+async def test_no_list_is_needed_where_a_segment_begins(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = str(tmp_path / "lake")
+    with exact(redis_url) as raw:
+        for n in range(3):
+            await archive_all(raw, Shop(redis_url, lake, 1), range(100 * n, 100 * n + 100))
+    chain = Chain(store_at(lake), 0)
+    begin = [each.after for each in chain.segments()]
+    assert len(begin) > 2
+    monkeypatch.delattr(Store, "names")
+    assert [next(chain.read(after)).footer.after for after in begin] == begin

@@ -17,10 +17,11 @@ from typing import NamedTuple
 
 import anyio.to_thread
 
-from streamworker.archive.chain import BATCH_RECORDS, READ, Chain, Excerpt
+from streamworker.archive.chain import BATCH_BYTES, BATCH_RECORDS, READ, Chain, Excerpt
 from streamworker.archive.columns import packing_of, rows_writer
 from streamworker.archive.segments import entries_in
 from streamworker.archive.store import store_at
+from streamworker.core.data.batching import ENTRY_OVERHEAD_BYTES
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import ArchiveConflict
@@ -30,6 +31,9 @@ from streamworker.runtime.clock import monotonic_s
 
 OPEN_MAX = 8
 """How many partitions have an open segment."""
+SHARE = 8 * BATCH_BYTES
+LEAST_BYTES = 64 * 1024
+"""How much is read at a time at least, of however many partitions."""
 RESTS_S = 5.0
 """A segment that nobody has read from for so long gives its place to another partition's."""
 
@@ -72,8 +76,10 @@ class ColdReader:
         """Forget the segment of a partition."""
         self._open.pop(partition, None)
 
-    async def next(self, partition: int, position: EntryId) -> Entries | None:
+    async def next(self, partition: int, position: EntryId, share: int = SHARE) -> Entries | None:
         """Return the next records after a position; None at the end of the archive.
+
+        They take about an eighth of ``share``, the bytes that the partition may hold.
 
         Raises
         ------
@@ -83,8 +89,10 @@ class ColdReader:
             If a segment is missing.
         """
         if not self.is_open(partition, position):
-            columns = None if self._is_arrow else READ
-            parts = Chain(self._store, partition).read(position, columns, BATCH_RECORDS)
+            most = max(LEAST_BYTES, share // 8)
+            columns, rows = (None, BATCH_RECORDS) if self._is_arrow else (READ, most // ENTRY_OVERHEAD_BYTES)
+            its = position, columns, min(BATCH_RECORDS, rows), min(BATCH_BYTES, most)
+            parts = Chain(self._store, partition).read(*its)
             self._keep(partition, position, parts)
         parts = self._open.pop(partition).parts
         found = await anyio.to_thread.run_sync(partial(self._next, parts), abandon_on_cancel=True)

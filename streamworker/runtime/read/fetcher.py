@@ -308,7 +308,7 @@ class Reads(ABC):
                     self._room(buffer)
                     self._wake(buffer, is_new=True)
                 return
-        found = await cold.next(partition, position)
+        found = await cold.next(partition, position, self.budget.share)
         archived = (await archiving.read_archived(self.backend, self.keys, [partition]))[partition]
         if found is None:
             if archived > position and await cold.next(partition, position) is None:
