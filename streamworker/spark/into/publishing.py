@@ -24,7 +24,7 @@ from streamworker.core.data.channel import AppendCode
 from streamworker.core.data.placement import RoundRobin
 from streamworker.core.pauses import Pauses
 from streamworker.declaring.specs import StreamSpec
-from streamworker.errors import BackendUnavailable, StreamworkerError
+from streamworker.errors import BackendUnavailable, ProducerError, StreamworkerError
 from streamworker.redisio.data.streams import append_by
 from streamworker.redisio.group.readers import mark_of
 from streamworker.redisio.keys import StreamKeys
@@ -235,6 +235,7 @@ class Publisher:
                 if reply.code is AppendCode.FULL:
                     stuck[p] = full(self._spec, p)
                 elif p not in stuck:  # Another driver sends the same rows, or a failover took some back.
+                    await self._wait(_elsewhere(self._spec, p))
                     return False
                 left.append(routed)
             if left:
@@ -281,6 +282,13 @@ class Publisher:
         found = replace(self._spec)
         found.placement.become(*counts)
         return found
+
+
+def _elsewhere(spec: StreamSpec, partition: int) -> ProducerError:
+    return ProducerError(
+        f"Partition {partition} of stream {spec.name!r} moves, and not by what this driver sends.",
+        remedy="Does another driver run the same pipeline? End one of them.",
+    )
 
 
 def _point(decision: Decision, partition: int, rows: int) -> str:
