@@ -31,7 +31,8 @@ class Edge:
     start: str
     end: str
     kind: str
-    """``reads``: stream to processor. ``sends``: processor to stream. ``spark``: processor to pipeline."""
+    """``reads``: stream to processor. ``sends``: processor to stream. ``spark``: processor to pipeline.
+    ``into``: pipeline to stream."""
     per_second: float | None
     """None if two looks do not tell, as after a `reset`."""
     waiting: int
@@ -102,7 +103,13 @@ def _declared(app: App) -> list[Edge]:
             for pipeline in app.registry.pipelines.values()
             if spec.name in pipeline.reads
         ]
-    return edges
+    return edges + _into(app)
+
+
+def _into(app: App) -> list[Edge]:
+    """Return the edges from pipelines back into streams; nobody counts what goes there."""
+    pipelines = (each for each in app.registry.pipelines.values() if each.into is not None)
+    return [Edge(_node(each.name), each.into.name, "into", None, 0) for each in pipelines]
 
 
 async def _edges(
@@ -143,7 +150,7 @@ def edges_of(app: App, before: Look, after: Look) -> list[Edge]:
             for pipeline in app.registry.pipelines.values()
             if spec.name in pipeline.reads and pipeline.name not in known
         ]
-    return edges
+    return edges + _into(app)
 
 
 async def look(backend: Backend, app: App) -> Look:
@@ -163,6 +170,8 @@ async def _sent(backend: Backend, spec: ProcessorSpec) -> Counter[str]:
 
 
 def _table_of(pipeline: PipelineSpec | None) -> str:
+    if pipeline is not None and pipeline.into is not None:
+        return f"into {pipeline.into.name}"
     place = pipeline and (pipeline.path or pipeline.table)
     return f"{pipeline.format} {place}" if pipeline is not None and place else ""
 
@@ -195,7 +204,7 @@ def _lines(app: App, edges: list[Edge], tables: Mapping[str, Sequence[TableView]
                 lines += [f"    └─ {table}" for table in held]
             case "sends":
                 lines.append(f"    └──► {edge.end} x{partitions.get(edge.end, 0)}{told}")
-            case _:
+            case "spark":
                 lines.append(f"    └──► {_short(edge.end)} (Spark){told}  {edge.to}".rstrip())
     return lines
 

@@ -77,6 +77,15 @@ def test_what_is_declared_needs_no_server(invoke: Invoke, monkeypatch: pytest.Mo
     assert invoke("graph", "loop:app").exit_code == ExitCode.REDIS
 
 
+def test_a_pipeline_back_into_a_stream_is_an_edge_and_may_close_a_cycle(folder: Path, invoke: Invoke) -> None:
+    (folder / "loop.py").write_text(LOOP.replace('path="lake"', "into=first"), "utf-8")
+    shown = invoke.does("graph", "loop:app", "--declared").splitlines()
+    assert "    └──► to_lake (Spark)  into first" in shown
+    assert "cycle: first → one → to_lake → first" in shown
+    edge = invoke.tells("graph", "loop:app", "--declared")["edges"][-1]
+    assert edge == {"start": "to_lake()", "end": "first", "kind": "into", "to": ""}
+
+
 @pytest.mark.usefixtures("loop")
 def test_graph_names_each_edge_and_the_cycles(streamworker: Invoke, redis_url: str) -> None:
     """As JSON for programs and as lines for people, which tell of a pipeline when it read and failed."""
