@@ -16,6 +16,10 @@ ROLES_IN_WORDS = {
         "own position.",
         "Run a script, write a log or a table, read source entries, `ctx.state`, dead letters or members.",
     ),
+    "pipeline": (
+        "Runs pipelines that send into streams: what a reader may, and appends records of pipelines.",
+        "Read source entries, trim, write a log, a table, a lock or `ctx.state`, see dead letters or members.",
+    ),
     "viewer": (
         "Shows: `status`, `size`, `lag`, `top`, `wait`, `history`, `exporter`, `web`.",
         "Write anything, run a script, read a record, a forwarded row, state or a dead letter.",

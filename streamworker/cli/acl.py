@@ -23,7 +23,7 @@ DURABILITY_VARIABLE = ENV_PREFIX + "DURABILITY"
 PASSWORD_CHARACTERS_MIN = 16
 """Redis stores an unsalted hash of the password, and this command prints it: a short one could be found."""
 
-RoleName = StrEnum("RoleName", ["WORKER", "PRODUCER", "READER", "VIEWER", "LOOKUP", "OPERATOR"])
+RoleName = StrEnum("RoleName", ["WORKER", "PRODUCER", "READER", "PIPELINE", "VIEWER", "LOOKUP", "OPERATOR"])
 """The roles of ``redisio/admin/rights.py``."""
 
 

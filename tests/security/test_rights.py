@@ -48,6 +48,7 @@ from tests.runtime.test_growth import KEYS, declared
 from tests.runtime.test_growth import Order as Ordered
 from tests.runtime.test_growth_ids import grow
 from tests.security.conftest import UrlOf, refusals
+from tests.spark.into import Staged, events_of, sink_of, table_of
 
 pytestmark = pytest.mark.anyio
 
@@ -112,6 +113,11 @@ REFUSED: dict[str, tuple[tuple[Any, ...], ...]] = {
         ("XADD", EVENTS, "*", "v", "1"), ("GET", MEMBERS), ("HSET", META, "partitions", 1),
         ("HSET", f"{GROUP_TAG}:schemas", "current", "x"), ("CLIENT", "LIST"), ("HDEL", READERS, "q"),
         ("INFO",), ("HSET", TABLE, "k", "v"), ("HDEL", TABLE, "k"), ("HSET", "sw:{shop.}:declared", "f", "v"),
+    ),
+    "pipeline": (
+        *SEES_ALL_KEYS, *READS_RECORDS, *WRITES_GROUPS, *TRIMS,
+        ("GET", MEMBERS), ("HSET", f"{GROUP_TAG}:schemas", "current", "x"), ("CLIENT", "LIST"), ("INFO",),
+        ("HDEL", READERS, "q"), ("HSET", TABLE, "k", "v"), ("HSET", "sw:{shop.}:declared", "f", "v"),
     ),
     "viewer": (
         ("HGETALL", TABLE), ("HMGET", TABLE, "k"),
@@ -201,7 +207,7 @@ def test_no_role_has_a_dangerous_command_but_those_that_are_named(
     del url_of
     worker = {"client|list", "client|unblock", "info"}
     assert granted(admin, "dangerous", "admin") == {
-        "worker": worker, "producer": set(), "reader": set(), "viewer": {"info"}, "operator": worker,
+        "worker": worker, "producer": set(), "reader": set(), "pipeline": set(), "viewer": {"info"}, "operator": worker,
         "lookup": set(),
     }  # fmt: skip
 
@@ -212,6 +218,7 @@ def test_what_a_role_can_write_is_what_its_work_writes(url_of: UrlOf, admin: "re
     writes = granted(admin, "write")
     assert writes["viewer"] == set()
     assert writes["reader"] == {"hset"}
+    assert writes["pipeline"] == {"hdel", "hset", "hsetnx", "xadd"}
     assert writes["producer"] == {"hdel", "hset", "hsetnx", "set", "xadd", "zadd", "zrem"}
     assert writes["operator"] == writes["worker"]
     deletes = {
@@ -431,6 +438,20 @@ def test_a_reader_has_all_that_it_needs(
     assert admin.hexists(f"{GROUP_TAG}:holds", "batch-1")
     for opened in clients.values():
         opened.close()
+
+
+def test_a_pipeline_has_all_that_it_needs_to_send_into_a_stream(
+    url_of: UrlOf, admin: "redis.Redis", tmp_path: Path
+) -> None:
+    """Beside what a reader has: it declares the stream, appends once, and looks where partitions stand."""
+    stream = events_of(url_of("pipeline"))
+    for number in range(3):
+        sink = sink_of(stream, tmp_path)
+        sink.begin(rows := Staged(table_of(range(number * 50, number * 50 + 50))))
+        sink(rows, number)
+    assert admin.xlen("sw:{shop.events.0}:events") > 0
+    assert {refused for _, refused in refusals(admin)} <= {"client|setinfo"}
+    admin.execute_command("ACL", "LOG", "RESET")
 
 
 def test_a_run_of_spark_by_a_reader_succeeds_without_a_look_at_partitions(

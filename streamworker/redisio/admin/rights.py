@@ -79,6 +79,17 @@ _GROWS = (
 _DAMAGED_BEATS = Grant(("getrange", "memory|usage", "rename", "unlink"), ("beats", "damaged"))
 """The same rights for heartbeats."""
 
+# redis-py's Cluster client calls COMMAND to find the keys in commands.
+_READS_LOGS = Grant(
+    (*_CONNECT, "command", "hget", "hkeys", "hmget", "xrange", "xread"),
+    ("stream", "lock", "acked", "schemas", "declared"),
+    read_only=True,
+)
+_READER = (
+    Grant(("hget", "hset"), ("readers", "holds")),
+    Grant(("hgetall", "hlen"), ("table",), read_only=True),
+)
+
 ROLES = (
     Role("worker", _WORKER, (_DOCUMENTS, _DAMAGED, _DAMAGED_BEATS, *_GROWS, Grant(("xdel",), ("outbox",)))),
     Role(
@@ -93,17 +104,16 @@ ROLES = (
             Grant(("hdel", "hget", "hlen", "zadd", "zrem", "zscore"), ("later", "delayed")),
         ),
     ),
+    Role("reader", _READS_LOGS, _READER),
     Role(
-        "reader",
-        # redis-py's Cluster client calls COMMAND to find the keys in commands.
-        Grant(
-            (*_CONNECT, "command", "hget", "hkeys", "hmget", "xrange", "xread"),
-            ("stream", "lock", "acked", "schemas", "declared"),
-            read_only=True,
-        ),
+        "pipeline",
+        _READS_LOGS,
         (
-            Grant(("hget", "hset"), ("readers", "holds")),
-            Grant(("hgetall", "hlen"), ("table",), read_only=True),
+            *_READER,
+            Grant(
+                (*_SCRIPTS, "hdel", "hget", "hmget", "hset", "hsetnx", "xadd", "xlen"),
+                ("stream", "events", "counts", "taken"),
+            ),
         ),
     ),
     Role(
@@ -150,7 +160,7 @@ a dead worker later, and the worker wakes a read by closing its connection."""
 ROLE_NAMES = tuple(role.name for role in ROLES)
 
 
-_WAITING = ("worker", "producer", "operator")
+_WAITING = ("worker", "producer", "pipeline", "operator")
 """Roles that may use the command that waits for durability: it has no key, and blocks only its own
 connection."""
 

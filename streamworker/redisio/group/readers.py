@@ -88,10 +88,10 @@ async def forget_marks(
     Also with the sinks that its function names itself. The call may be repeated.
     """
     places = [keys.taken(p) for keys, placement in streams for p in placement.all]
-    found = all_answered(await backend.pipeline([("HKEYS", each) for each in places]))
+    found = all_answered(await backend.pipeline([("HGETALL", each) for each in places]))
     mark = mark_of(pipeline).encode()
-    for place, fields in zip(places, found, strict=True):
-        if its := [each for each in fields if each == mark or each.startswith(mark + b"/")]:
+    for place, flat in zip(places, found, strict=True):
+        if its := [each for each in flat[::2] if each == mark or each.startswith(mark + b"/")]:
             await backend.execute("HDEL", place, *its)
 
 
