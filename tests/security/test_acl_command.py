@@ -69,7 +69,7 @@ def test_json_has_the_rules_one_by_one(invoke: Invoke) -> None:
     [
         (["--name", "shop", "--user", "worker"], "lemon", "5 characters"),
         (["--name", "shop", "--user", "worker", "--password-stdin"], "", "no password on stdin"),
-        (["--name", "shop"], PASSWORD, "One password was given for 6 users"),
+        (["--name", "shop"], PASSWORD, "One password was given for 7 users"),
         (["--name", "sh{op"], "", "'{'"),
         (["--name", "shop", "--user", "worker", "--login", "a b"], "", "' '"),
         (["shop:app", "--name", "shop"], "", "either APP or --name"),
