@@ -164,6 +164,27 @@ def test_the_rows_of_a_batch_are_those_that_were_decided_first(redis_url: str, t
     assert len(list((tmp_path / "into" / "events").glob("rows/*"))) <= 6, "only the last attempts stay"
 
 
+def test_a_driver_that_wakes_when_its_batch_is_forgotten_sends_nothing(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stages its rows when another driver has published it and others, and removed their decisions."""
+    monkeypatch.setattr(staging, "KEPT_MS", 0)
+    stream, late = events_of(redis_url), batch(1)
+    stage = late.parquet
+
+    def sleep_and_stage(path: str) -> None:
+        for number in (1, 2, 3):
+            sink_of(stream, tmp_path)(batch(number), number)
+        stage(path)
+
+    monkeypatch.setattr(late, "parquet", sleep_and_stage)
+    sink_of(stream, tmp_path)(batch(0), 0)
+    sink_of(stream, tmp_path)(late, 1)
+    assert numbers(redis_url, stream) == [*range(4 * ROWS)]
+    sink_of(stream, tmp_path)(batch(4), 4)
+    assert numbers(redis_url, stream) == [*range(5 * ROWS)]
+
+
 def test_a_batch_that_spark_repeats_computes_and_sends_nothing(redis_url: str, tmp_path: Path) -> None:
     stream = events_of(redis_url)
     sink_of(stream, tmp_path)(batch(0), 0)

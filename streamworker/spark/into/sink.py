@@ -62,7 +62,8 @@ class StreamSink:
         await publisher.declare()
         decision, chunks = stages.decided(batch), None
         if decision is None:
-            staged = self._decision(batch, nonce, stages.done().stands)
+            done = stages.done()
+            staged = self._decision(batch, nonce, done.stands)
             try:
                 chunks = publisher.encoded(staged)
             except RecordError as error:
@@ -71,7 +72,7 @@ class StreamSink:
                     f"{error.message} Nothing of this micro-batch was sent.",
                     remedy=error.remedy,
                 ) from None
-            if chunks == []:
+            if chunks == [] or batch <= done.batch:  # Another driver has sent it, and forgotten it since.
                 stages.drop(staged.rows)
                 return
             decision = stages.decide(staged)
