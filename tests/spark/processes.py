@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -46,13 +47,15 @@ class Driver(SparkProcess):
         redis_url: str,
         scratch: str,
         master: str = "local[2]",
+        command: Sequence[str] | None = None,
+        **more: str,
     ) -> None:
         environ = {"STREAMWORKER_REDIS_URL": redis_url, "STREAMWORKER_CONNECTIONS": "", "TMPDIR": scratch}
         super().__init__(
-            [sys.executable, "-m", "tests.spark.driver", str(folder), master],
+            [sys.executable, "-m", *(command or ("tests.spark.driver", str(folder), master))],
             cwd=ROOT,
             log_path=folder / "driver.log",
-            environ={**os.environ, **environ},
+            environ={**os.environ, **environ, **more},
         )
         self._said_before = self.said_so_far()
 

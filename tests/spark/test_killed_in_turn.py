@@ -35,14 +35,6 @@ class Cluster:
         self._given = (folder, url, scratch, MASTER)
         self.driver = Driver(*self._given)
 
-    def processes(self) -> Iterator[psutil.Process]:
-        """Yield the JVMs of the executors."""
-        jvm = self.driver.jvm()
-        for process in jvm.children(recursive=True) if jvm else ():
-            with contextlib.suppress(psutil.Error):
-                if any("CoarseGrainedExecutorBackend" in word for word in process.cmdline()):
-                    yield process
-
     def kill(self, kind: str, rng: random.Random) -> bool:
         """Kill one process of a kind; return whether there was one."""
         jvm = self.driver.jvm()
@@ -52,11 +44,19 @@ class Cluster:
         elif kind == "python":
             return jvm is not None and kill_one(jvm, rng)
         else:
-            for executor in self.processes():
+            for executor in executors_of(jvm) if jvm else ():
                 executor.kill()
                 return True
             return False
         return True
+
+
+def executors_of(jvm: psutil.Process) -> Iterator[psutil.Process]:
+    """Yield the JVMs of the executors of a driver."""
+    for process in jvm.children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if any("CoarseGrainedExecutorBackend" in word for word in process.cmdline()):
+                yield process
 
 
 def batches(folder: Path) -> int:
