@@ -97,13 +97,6 @@ class Store:
         return True
 
     @_told
-    def put(self, name: str, body: bytes) -> None:
-        """Put an object in the place of any other."""
-        import obstore
-
-        obstore.put(self._store, name, body, use_multipart=False)
-
-    @_told
     def replace(self, name: str, body: bytes, version: dict[str, Any]) -> bool:
         """Replace an object if it is still of a version; return False if it is not."""
         import obstore

@@ -79,8 +79,8 @@ class Staged:
         for n, (start, end) in enumerate(pairwise(ends)):
             body = BytesIO()
             pq.write_table(rows.slice(start, end - start), body)
-            place.put(f"part-{n:05d}-{job}-c000.snappy.parquet", body.getvalue())
-        place.put("_SUCCESS", b"")
+            place.put_new(f"part-{n:05d}-{job}-c000.snappy.parquet", body.getvalue())
+        place.put_new("_SUCCESS", b"")
 
 
 def in_order(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,31 +1,45 @@
 """Sinks into an object store: each batch once, whoever is killed between which steps. The S3 is moto's."""
 
+import datetime as dt
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import anyio
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes it
 
 from streamworker.archive import store
 from streamworker.archive.store import Store
 from streamworker.errors import ArchiveError, ArchiveUnavailable, ConfigurationError, DataLoss
 from streamworker.spark.driver.failures import read_failure
+from streamworker.spark.driver.session import Session
 from streamworker.spark.sinks.deltalake import DeltaLake
 from streamworker.spark.sinks.objects import ObjectBatches
 from streamworker.spark.sinks.sink import OncePerBatch
 from streamworker.spark.source.places import place_at
+from streamworker.spark.source.table import latest_batch
+from tests.chaos.proxy import Proxy
+from tests.spark.acked import AckedLog
 from tests.spark.arrow import Rows
-from tests.spark.clouds import OF, OPTIONS, STEPS, dying, read_by_each
+from tests.spark.clouds import OF, OPTIONS, STEPS, dying, in_s3, objects_in, read_by_each
+from tests.spark.running import run_once
+from tests.spark.specs import pipeline
 from tests.stage.moto import moto_server, variables
 
 pytestmark = pytest.mark.full("starts an S3")
 
 QUERY = "12345678-aaaa"
+LIMIT = {"maxRowsPerTrigger": "5"}
+LAST = dt.datetime(9999, 12, 31, 3, 30, tzinfo=dt.UTC)
 NUMBER = itertools.count()
 ROWS = 100
 """Of a batch."""
@@ -148,7 +162,7 @@ def test_a_table_that_was_lost_or_is_anothers_is_refused(
 ) -> None:
     """As on a disk; the checkpoint may be in the store, too."""
     new, in_store = of_query(tmp_path / "new", "87654321-bbbb"), f"{lake}/checkpoint"
-    place_at(in_store).put("metadata", Path(checkpoint, "metadata").read_bytes())
+    place_at(in_store).put_new("metadata", Path(checkpoint, "metadata").read_bytes())
     sink = SINKS[kind](path=f"{lake}/table", checkpoint=in_store.replace("s3:", "s3a:"))
     rng = random.Random(kind)
     for batch in range(3):
@@ -158,9 +172,9 @@ def test_a_table_that_was_lost_or_is_anothers_is_refused(
     for refused in (sink, SINKS[kind](path=f"{lake}/table", checkpoint=new)):
         with pytest.raises(ConfigurationError, match="another checkpoint directory"):
             refused.begin()
-    place_at(in_store).put("offsets/2", b"")
+    place_at(in_store).put_new("offsets/2", b"")
     sink.begin()
-    place_at(f"{lake}/files").put("some.parquet", b"")
+    place_at(f"{lake}/files").put_new("some.parquet", b"")
     with pytest.raises(ConfigurationError, match="holds files already"):
         SINKS[kind](path=f"{lake}/files", checkpoint=str(tmp_path / "none")).begin()
 
@@ -181,16 +195,76 @@ def test_a_store_that_is_away_is_asked_again(
     assert not failure.final
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", SINKS)
+async def test_a_put_whose_answer_is_lost_is_found_to_be_ones_own(
+    s3: str, lake: str, checkpoint: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the store's client, the sink, or the batch that runs again."""
+    rng, tried, proxy = random.Random(kind), 0, Proxy(s3)
+    await proxy.start()
+    monkeypatch.setenv(
+        "AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.url.rpartition(':')[2].partition('/')[0]}"
+    )
+    sink = SINKS[kind](path=lake, checkpoint=checkpoint)
+    for batch in range(8):
+        proxy.only_after, proxy.lose = b"PUT /lake/", batch % 3
+        done = False
+        while not done:
+            tried += 1
+            with suppress(ArchiveUnavailable):
+                await anyio.to_thread.run_sync(sink, rows_of(batch, rng), batch)
+                done = True
+    await proxy.stop()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    print(f"{kind}: {proxy.lost} answers lost, {tried} tries of 8 batches")
+    assert proxy.lost >= 4
+    for reader, found in numbers_in(lake, kind).items():
+        assert found == [*range(8 * ROWS)], reader
+
+
 def test_a_store_that_ignores_conditions_is_refused(
     lake: str, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def put(to: Store, name: str, body: bytes) -> bool:
-        to.put(name, body)
-        return True
-
-    monkeypatch.setattr(Store, "put_new", put)
+    monkeypatch.setattr(Store, "put_new", lambda store, name, body: True)
     with pytest.raises(ArchiveError, match="ignores conditions"):
         ObjectBatches(path=lake, checkpoint=checkpoint)(rows_of(0, random.Random(0)), 0)
+
+
+def by_user(frame: DataFrame) -> DataFrame:
+    return frame.groupBy("user").agg(F.count("*").alias("n"))
+
+
+def of_time(frame: DataFrame) -> DataFrame:
+    return frame.select("n", F.lit(LAST).cast("timestamp").alias("at"), F.expr("interval 1 second AS lasts"))
+
+
+@pytest.mark.usefixtures("in_tmp_path")
+def test_pipelines_write_to_a_store_and_keep_their_checkpoints_on_the_disk(
+    spark_session: Session, acked: AckedLog, lake: str
+) -> None:
+    """Rows, a result that changes by its keys, and times as every reader of Parquet has them."""
+    at = lake.replace("s3:", "s3a:")
+    specs = [
+        pipeline(of_time, name="rows", format="parquet-batches", path=f"{at}/rows", options=LIMIT),
+        pipeline(
+            by_user, name="users", format="deltalake", path=f"{at}/users", upsert=("user",), options=LIMIT
+        ),
+    ]
+    for count in (12, 9):
+        acked.fill(0, [count])
+        assert run_once(spark_session, *specs) == (0, "")
+        users = Counter(row["user"] for row in acked.written[0])
+        for reader, found in read_by_each(f"{lake}/users", "merged", ["user", "n"]).items():
+            assert found == sorted(users.items()), reader
+        for reader, numbers in numbers_in(f"{lake}/rows", "batches").items():
+            assert numbers == acked.numbers(), reader
+    path, files = in_s3(f"{lake}/rows")
+    rows = pq.read_table(path, filesystem=files)
+    assert set(rows["at"].to_pylist()) == {LAST}
+    assert set(rows["lasts"].to_pylist()) == {1_000_000}
+    assert latest_batch(".streamworker/shop/rows/checkpoint", "commits") == 4
+    assert not objects_in(f"{lake}/.streamworker")
 
 
 @pytest.mark.parametrize("where", ["disk", "store"])

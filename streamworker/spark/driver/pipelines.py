@@ -271,7 +271,9 @@ class _Run:
         if session.remote and (self._spark is not session.spark or not session.is_known()):
             message = f"The Spark server does not answer, or was restarted: {type(error).__name__}."
             return Failure("BackendUnavailable", message, final=False, may_last=True)
-        return read_failure(str(error), session.log_path)
+        # One that the sink or the source raised here has no name in its text, which Spark puts before it.
+        name = f"{type(error).__module__}.{type(error).__name__}: "
+        return read_failure(name * isinstance(error, StreamworkerError) + str(error), session.log_path)
 
     def stop(self, deadline: float) -> None:
         """Wait until ``deadline`` for the current micro-batch, then stop the query."""

@@ -36,11 +36,14 @@ class DeltaLake(OncePerBatch):
     def opened(self) -> Iterator[Any]:
         """Return the table as it is; None if there is none. What a store does not do may be tried again."""
         from deltalake import DeltaTable
-        from deltalake.exceptions import CommitFailedError
+        from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
         try:
-            is_there = DeltaTable.is_deltatable(self.path, self._options)
-            yield DeltaTable(self.path, storage_options=self._options) if is_there else None
+            try:  # Not ``is_deltatable``, in which no other thread runs until the store answers.
+                table = DeltaTable(self.path, storage_options=self._options)
+            except TableNotFoundError:
+                table = None
+            yield table
         except (CommitFailedError, OSError) as error:
             if self._options is None:
                 raise

@@ -27,9 +27,6 @@ class FilePlace(Protocol):
     def put_new(self, name: str, body: bytes) -> bool:
         """Put a file if there is none of its name; return False if there is one. After an error, either."""
 
-    def put(self, name: str, body: bytes) -> None:
-        """Put a file in the place of any other; a reader sees one of the two, whole."""
-
     def names(self, folder: str = "") -> list[str]:
         """Return the names of the files in a folder and below it, in order, but for the hidden ones."""
 
@@ -64,20 +61,26 @@ class Folder:
 
     def put_new(self, name: str, body: bytes) -> bool:
         """As of any place."""
-        fresh = self._written(name, body)
+        target = self.path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fresh = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
         try:
-            os.link(fresh, self.path / name)
+            with fresh.open("xb") as file:
+                file.write(body)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(fresh, target)
         except FileExistsError:
             return False
         finally:
-            fresh.unlink()
-        self._keep(name)
+            fresh.unlink(missing_ok=True)
+        for folder in (target.parent, target.parent.parent):  # The disk keeps the names, too.
+            found = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(found)
+            finally:
+                os.close(found)
         return True
-
-    def put(self, name: str, body: bytes) -> None:
-        """As of any place."""
-        self._written(name, body).replace(self.path / name)
-        self._keep(name)
 
     def names(self, folder: str = "") -> list[str]:
         """As of any place."""
@@ -88,28 +91,6 @@ class Folder:
         """As of any place."""
         for name in names:
             (self.path / name).unlink(missing_ok=True)
-
-    def _written(self, name: str, body: bytes) -> Path:
-        target = self.path / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        fresh = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
-        try:
-            with fresh.open("xb") as file:
-                file.write(body)
-                file.flush()
-                os.fsync(file.fileno())
-        except BaseException:  # A disk that is full must not fill with what each try leaves.
-            fresh.unlink(missing_ok=True)
-            raise
-        return fresh
-
-    def _keep(self, name: str) -> None:
-        """Let the disk keep the file's name."""
-        found = os.open((self.path / name).parent, os.O_RDONLY)
-        try:
-            os.fsync(found)
-        finally:
-            os.close(found)
 
 
 @dataclass(frozen=True)
@@ -126,10 +107,6 @@ class Bucket:
     def put_new(self, name: str, body: bytes) -> bool:
         """As of any place."""
         return self.store.put_new(name, body)
-
-    def put(self, name: str, body: bytes) -> None:
-        """As of any place."""
-        self.store.put(name, body)
 
     def names(self, folder: str = "") -> list[str]:
         """As of any place."""
