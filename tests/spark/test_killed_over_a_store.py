@@ -78,6 +78,7 @@ def test_a_driver_killed_at_any_step_adds_each_batch_to_a_store_once(
             print(kind, place or "at random", planned, done, flush=True)
         monkeypatch.delenv(ONLY)
         monkeypatch.setenv(DIES, "")
+        monkeypatch.setenv("ROWS_A_BATCH", str(10 * rows))  # The lives have read a part of the log.
         ends = [len(acked.written[p]) for p in (0, 1)]
         driver = Driver(tmp_path, redis_url, scratch)
         try:
