@@ -66,7 +66,7 @@ def in_table(folder: Path, name: str) -> int:
             return int(found[0]) if found else -1
         return -1
     if table.is_symlink():
-        return int(table.readlink().name.rpartition("-")[2])
+        return int(table.readlink().name.split("-")[1])
     if (table / ".last").exists():
         return int((table / ".last").read_text().rpartition("-")[2])
     return highest(table / "_spark_metadata")

@@ -6,12 +6,12 @@ points ``path``, a symbolic link, at it in one step. A directory stays for ``KEP
 for readers that resolved the link before. A reader that opens file after file through the link itself may
 meet two versions: no file system replaces a directory of files under such a reader.
 
-    lake/revenue -> .streamworker/revenue/revenue/versions/5f0c8e7a-000012
-    lake/.streamworker/revenue/revenue/versions/5f0c8e7a-000011
-    lake/.streamworker/revenue/revenue/versions/5f0c8e7a-000012
+    lake/revenue -> .streamworker/revenue/revenue/versions/5f0c8e7a-000012-30a1c2d4
+    lake/.streamworker/revenue/revenue/versions/5f0c8e7a-000011-9b0d77e2
+    lake/.streamworker/revenue/revenue/versions/5f0c8e7a-000012-30a1c2d4
 
 When a batch runs again after a crash, its version is either the link's target, and the sink does
-nothing, or incomplete, and the sink overwrites it; no link points at an incomplete version. The query's
+nothing, or incomplete, and the sink writes another one; no link points at an incomplete version. The query's
 id precedes the number of the batch, since batches count from 0 again in a new checkpoint directory.
 
 A table that grows says itself which batch it got last (:class:`OncePerBatch`). The format ``parquet-batches``
@@ -26,6 +26,8 @@ Imports the standard library only, since with a remote Spark this module runs on
 
 import json
 import os
+import re
+import secrets
 import shutil
 import time
 from abc import ABC, abstractmethod
@@ -66,13 +68,25 @@ class WholeResult:
 
     def __call__(self, result: Any, batch: int) -> None:
         """Write ``result`` (a DataFrame) as the whole result after ``batch``."""
-        version = name_of(query_id(self.checkpoint), batch)
-        link, target = Path(self.path), Path(self.folder) / VERSIONS / version
-        if link.is_symlink() and link.resolve() == target.resolve():
+        if self._shows(batch):
             return
-        result.write.format(self.format).options(**self.options).mode("overwrite").save(str(target))
-        self.point(link, target)
+        target = Path(self.folder) / VERSIONS / attempt_at(name_of(query_id(self.checkpoint), batch))
+        result.write.format(self.format).options(**self.options).save(str(target))
+        if not self._shows(batch):  # Where the lock does not hold, another driver may have been faster.
+            self.point(Path(self.path), target)
         self._clean()
+
+    def _shows(self, batch: int) -> bool:
+        """Whether readers see the result after this batch; raise if they see a later one."""
+        link = Path(self.path)
+        last = batch_of(link.readlink().name, query_id(self.checkpoint)) if link.is_symlink() else None
+        if last is not None and last > batch:
+            raise ConfigurationError(
+                f"{self.path}: it is the whole result after batch {last}, and batch {batch} comes again. "
+                f"Another driver uses {self.checkpoint}, or that is an older copy.",
+                remedy="End one of the drivers; or restore the checkpoint directory.",
+            )
+        return last == batch
 
     def check(self) -> None:
         """Refuse a path that holds other data, or a result that was made from another checkpoint directory.
@@ -82,7 +96,7 @@ class WholeResult:
         """
         link = Path(self.path)
         if link.is_symlink():
-            made_by = link.readlink().name.rpartition("-")[0]
+            made_by = link.readlink().name.partition("-")[0]
             if made_by and made_by != query_id(self.checkpoint)[:ID_LENGTH]:
                 raise ConfigurationError(
                     f"{self.path}: its whole result was made from another checkpoint directory than "
@@ -169,7 +183,8 @@ class OncePerBatch(ABC):
             raise ConfigurationError(
                 f"{self.path}: its last batch was written from another checkpoint directory than "
                 f"{self.checkpoint}, which was lost or is an older copy. Rows would be there twice.",
-                remedy="Restore the checkpoint directory; or give the pipeline a new table.",
+                remedy="Restore the checkpoint directory; or give the pipeline a new table; or end the other "
+                "driver, if there is one.",
             )
         return last
 
@@ -194,19 +209,20 @@ class Batches(OncePerBatch):
     def write(self, table: Path, result: Any, query: str, batch: int) -> None:
         """Write a batch beside the table, and rename it into the table."""
         name = name_of(query, batch)
-        fresh, target = Path(self.folder) / "fresh" / name, table / f"{BATCH_COLUMN}={name}"
+        fresh, target = Path(self.folder) / "fresh" / attempt_at(name), table / f"{BATCH_COLUMN}={name}"
         table.mkdir(parents=True, exist_ok=True)
         if not target.exists():
-            writer = result.write.options(**self.options).mode("overwrite").partitionBy(*self.partition_by)
-            writer.parquet(str(fresh))
+            result.write.options(**self.options).partitionBy(*self.partition_by).parquet(str(fresh))
             (fresh / "_SUCCESS").unlink(missing_ok=True)
-            if _has_rows(fresh):
-                fresh.rename(target)
-            else:
-                shutil.rmtree(fresh)
-        mark = table / f".{name}"
-        mark.write_text(name)
-        mark.replace(table / LAST)
+            if _has_rows(fresh) and not target.exists():
+                fresh.rename(target)  # It fails if another driver has been here just now.
+            for each in fresh.parent.iterdir():
+                if each == fresh or each.name < name:  # Another driver may be at this batch.
+                    shutil.rmtree(each, ignore_errors=True)
+        if self._check(table, query, batch) < batch:  # Nobody may set back what another one has written.
+            mark = table / f".{fresh.name}"
+            mark.write_text(name)
+            mark.replace(table / LAST)
 
 
 @dataclass(frozen=True)
@@ -249,10 +265,15 @@ def name_of(query: str, batch: int) -> str:
     return f"{query[:ID_LENGTH]}-{batch:06d}"
 
 
+def attempt_at(name: str) -> str:
+    """Return a name for what one attempt at a batch writes: two drivers must not mix their files."""
+    return f"{name}-{secrets.token_hex(4)}"
+
+
 def batch_of(name: str, query: str) -> int | None:
-    """Return the number of a batch by its name; None for another query's."""
-    made_by, _, number = name.partition("-")
-    return int(number) if made_by == query[:ID_LENGTH] else None
+    """Return the number of a batch by its name, or that of an attempt; None for another query's."""
+    found = re.match(r"(.*?)-(-?\d+)", name)
+    return int(found[2]) if found and found[1] == query[:ID_LENGTH] else None
 
 
 def query_id(checkpoint: str) -> str:
