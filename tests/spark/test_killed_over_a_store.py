@@ -43,7 +43,7 @@ def lake(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.mark.soak("each kill is another start of Spark")
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("lives", [repeats(len(NAMED) + 9, 9)])
+@pytest.mark.parametrize("lives", [repeats(len(NAMED) + 9, 6)])
 def test_a_driver_killed_at_any_step_adds_each_batch_to_a_store_once(
     spark: SparkSession,
     acked: AckedLog,
@@ -99,7 +99,7 @@ def test_a_driver_killed_at_any_step_adds_each_batch_to_a_store_once(
             assert read_rows == wanted, (kind, reader)
         print(f"{kind}: {len(wanted)} rows, each once, by {', '.join(readers)}")
     print(f"{lives} kills, {dict(found)}")
-    assert found["in mid-batch"] > lives // 2
+    assert found["in mid-batch"] >= sum("mark read" not in place for _, place in places)
 
 
 def is_dead(driver: Driver) -> bool:
