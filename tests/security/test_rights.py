@@ -207,7 +207,8 @@ def test_no_role_has_a_dangerous_command_but_those_that_are_named(
     del url_of
     worker = {"client|list", "client|unblock", "info"}
     assert granted(admin, "dangerous", "admin") == {
-        "worker": worker, "producer": set(), "reader": set(), "pipeline": set(), "viewer": {"info"}, "operator": worker,
+        "worker": worker, "producer": set(), "reader": set(), "pipeline": set(), "viewer": {"info"},
+        "operator": worker,
         "lookup": set(),
     }  # fmt: skip
 

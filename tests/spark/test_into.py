@@ -144,7 +144,7 @@ def test_each_row_is_sent_once_with_a_checkpoint_in_a_bucket(
     assert numbers(redis_url, stream) == [*range(25 * ROWS)]
     assert in_order(redis_url, stream)
     assert deaths == 24
-    assert {name.split("/")[-1][:6] for name in left if "/rows/" not in name} == {"000024"}
+    assert {name.split("/")[-1][:6] for name in left if "/batches/" in name} == {"000024"}
     assert len({name.split("/")[3] for name in left if "/rows/" in name}) == 1
 
 
@@ -209,10 +209,10 @@ def test_what_was_decided_goes_after_a_minute(
     for number in range(3):
         sink_of(stream, tmp_path)(batch(number), number)
     folder = tmp_path / "into" / "events"
-    assert len([*folder.glob("rows/*")]) == len([*folder.glob("0*.json")]) == 3
+    assert len([*folder.glob("rows/*")]) == len([*folder.glob("batches/*.json")]) == 3
     monkeypatch.setattr(staging, "KEPT_MS", 0)
     sink_of(stream, tmp_path)(batch(3), 3)
-    assert sorted(each.name for each in folder.glob("0*")) == ["000003.done", "000003.json"]
+    assert sorted(each.name for each in folder.glob("batches/*")) == ["000003.done", "000003.json"]
     assert len([*folder.glob("rows/*")]) == 1
     sink_of(stream, tmp_path).begin(batch(4))
 
@@ -371,6 +371,63 @@ def test_two_pipelines_send_to_one_stream_and_neither_knows_of_the_other(
     assert numbers(redis_url, stream) == [*range(6 * ROWS)]
 
 
+def test_a_failover_that_takes_back_the_growth_itself_is_a_data_loss(redis_url: str, tmp_path: Path) -> None:
+    """The rows of the new partitions are gone, and so is the map that had them."""
+    stream = events_of(redis_url)
+    sink_of(stream, tmp_path)(batch(0), 0)
+    seal(redis_url, stream, "4+3")
+    sink_of(stream, tmp_path)(batch(1), 1)
+    seal(redis_url, stream, "4")
+    for work in (lambda sink: sink.begin(batch(2), 1), lambda sink: sink(batch(2), 2)):
+        with pytest.raises(
+            (DataLoss, ConfigurationError), match=r"Partition [456] of stream 'events' stands at 0-"
+        ):
+            work(sink_of(events_of(redis_url), tmp_path))
+    assert len(got(redis_url, stream)) == ROWS
+
+
+def test_a_partition_that_stands_before_what_is_kept_is_never_waited_for(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """Of two batches that it lacks one is not there: nothing that could be sent leads to the next."""
+    stream = events_of(redis_url)
+    saved = []
+    for number in range(3):
+        sink_of(stream, tmp_path)(batch(number), number)
+        saved.append(dumped(redis_url, stream))
+    put_back(redis_url, saved[0], partitions=[1])
+    (tmp_path / "into" / "events" / "batches" / "000001.json").unlink()
+    with pytest.raises(DataLoss, match=r"Partition 1 of stream 'events' stands at 0-\w+"):
+        sink_of(stream, tmp_path)(batch(3), 3)
+
+
+def test_a_checkpoint_directory_that_is_behind_the_stream_is_refused(redis_url: str, tmp_path: Path) -> None:
+    """Batches of Spark's are numbered anew, or from where a backup was made."""
+    stream = events_of(redis_url)
+    for number in range(3):
+        sink_of(stream, tmp_path)(batch(number), number)
+    with pytest.raises(DataLoss, match=r"has sent batch 2 to stream 'events', and Spark plans batch 1"):
+        sink_of(stream, tmp_path)(batch(1), 1)
+    with pytest.raises(ConfigurationError, match=r"has planned batch 1 last"):
+        sink_of(stream, tmp_path).begin(batch(1), 1)
+    sink_of(stream, tmp_path).begin(batch(2), 2)
+
+
+def test_a_start_after_empty_batches_and_a_kill_goes_on(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = events_of(redis_url)
+    sink_of(stream, tmp_path)(batch(0), 0)
+    sink_of(stream, tmp_path)(batch(1, rows=0), 1)
+    with monkeypatch.context() as patch:
+        dying(patch, "published", 1)
+        with pytest.raises(Died):
+            sink_of(stream, tmp_path)(batch(2), 2)
+    sink_of(stream, tmp_path).begin(batch(2), 2)
+    sink_of(stream, tmp_path)(batch(2), 2)
+    assert len(numbers(redis_url, stream)) == 2 * ROWS
+
+
 # -- values ----------------------------------------------------------------------------------------
 
 
@@ -404,6 +461,52 @@ def test_columns_that_are_no_fields_are_refused_before_the_start(
     result = Staged(pa.schema(list(columns.items())).empty_table())
     with pytest.raises(ConfigurationError, match=says):
         sink_of(events_of(redis_url), tmp_path).begin(result)
+
+
+class Named(msgspec.Struct):
+    n: int
+    id: str = msgspec.field(default_factory=lambda: "computed")
+
+
+def test_a_key_that_each_attempt_would_compute_anew_is_refused(redis_url: str, tmp_path: Path) -> None:
+    app = App("shop", redis_url=redis_url)
+    result = Staged(pa.schema([("n", pa.int64())]).empty_table())
+    for key in ("id", lambda record: record.id):
+        stream = app.stream(f"named-{callable(key)}", Named, key=key, partitions=2)
+        with pytest.raises(ConfigurationError, match="no column 'id', which the key of stream"):
+            sink_of(stream, tmp_path).begin(result)
+    sink_of(app.stream("by-n", Named, key="n", partitions=2), tmp_path).begin(result)
+
+
+def test_files_of_a_task_that_is_late_are_no_rows(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, write = events_of(redis_url), Staged.parquet
+
+    def with_another(self: Staged, path: str) -> None:
+        write(self, path)
+        write(self, f"{path}/_temporary/0")
+
+    monkeypatch.setattr(Staged, "parquet", with_another)
+    sink_of(stream, tmp_path)(batch(0), 0)
+    assert numbers(redis_url, stream) == [*range(ROWS)]
+
+
+def test_rows_that_spark_wrote_elsewhere_are_not_taken_for_none(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Staged, "parquet", lambda self, path: None)
+    with pytest.raises(ConfigurationError, match="written the rows of batch 0 where this process finds none"):
+        sink_of(events_of(redis_url), tmp_path)(batch(0), 0)
+
+
+def test_rows_without_a_key_go_to_all_partitions_though_a_batch_has_one(
+    redis_url: str, tmp_path: Path
+) -> None:
+    stream = events_of(redis_url, key=None)
+    for number in range(40):
+        sink_of(stream, tmp_path)(batch(number, rows=1), number)
+    assert {each.partition for each in got(redis_url, stream)} == {0, 1, 2, 3}
 
 
 def test_a_stream_of_columns_takes_no_headers(redis_url: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes
 from streamworker import App
 from streamworker.declaring.specs import PipelineSpec
 from streamworker.declaring.stream import Stream
-from streamworker.errors import ConfigurationError
+from streamworker.errors import ConfigurationError, RecordError
 from streamworker.spark import into_stream, send_rows
 from streamworker.spark.driver.session import Session
 from streamworker.spark.into import publishing
@@ -192,6 +192,12 @@ def test_rows_of_a_dataframe_are_sent_by_their_ids(spark_session: Session, redis
     assert send_rows(rows(700), stream, id="case_id") == 700
     assert send_rows(rows(900).repartition(5), stream, id="case_id") == 200
     assert numbers(redis_url, stream) == [*range(900)]
+    unnamed = rows(3).selectExpr("n", "k", "v", "if(n = 1, NULL, case_id) AS case_id")
+    with pytest.raises(RecordError, match="1 row of the DataFrame have no 'case_id'"):
+        send_rows(unnamed, stream, id="case_id")
+    headed = rows(901).where("n = 900").selectExpr("*", "map('by', 'night') AS _headers")
+    assert send_rows(headed, stream, id="case_id") == 1
+    assert [each.headers for each in got(redis_url, stream) if each.record.n == 900] == [{"by": "night"}]
     with pytest.raises(ConfigurationError, match="no column 'nothing'"):
         send_rows(rows(1), stream, id="nothing")
 

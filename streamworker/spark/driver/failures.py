@@ -57,7 +57,7 @@ _STATE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _FIELD = re.compile(r"StructField\(([^,]+),")
-_OURS = re.compile(r"streamworker\.errors\.(\w+): (.*)")
+_OURS = re.compile(r"streamworker\.(?:\w+\.)+(\w+): (.*)")
 _PYTHON = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Warning)): (.+)$", re.MULTILINE)
 
 
@@ -92,7 +92,7 @@ def read_failure(text: str, log_path: Path | None = None) -> Failure:
         kind, message = ours[-1]
         waits = message.startswith(NO_STREAM)
         full = kind == "StreamFull" or (kind == "BackendRefused" and OUT_OF_MEMORY in message)
-        lasts = full or message.startswith(AWAY) or kind == "ArchiveUnavailable"
+        lasts = full or kind == "NotDurable" or message.startswith(AWAY) or kind == "ArchiveUnavailable"
         return Failure(kind, message.strip(), kind in FINAL, full, nothing_there_yet=waits, may_last=lasts)
     if (refused := _refused_by_spark(text.partition(PLAN)[0])) is not None:
         return Failure("Spark", refused, final=True)

@@ -22,6 +22,7 @@ from streamworker.spark.sinks.objects import ObjectBatches
 from streamworker.spark.sinks.postgres import Postgres, type_of
 from streamworker.spark.sinks.sink import BATCH_COLUMN, Batches, Handed, OncePerBatch, WholeResult
 from streamworker.spark.source.options import is_source_option
+from streamworker.spark.source.table import PLANNED, latest_batch
 
 EXTRAS = {"obstore": "archive"}
 """Packages whose extra has not the name of the format."""
@@ -94,11 +95,12 @@ def _into(spec: PipelineSpec, result: Any, checkpoint: str, *, remote: bool) -> 
             remedy="Give it a watermark: withWatermark(...) lets each row come once, when it is final.",
         )
     target = spec.into
-    sink = StreamSink(target.spec, target.app.settings, spec.name, f"{checkpoint}/into/{target.name}")
+    folder, plans = f"{checkpoint}/into/{target.name}", f"{checkpoint}/{PLANNED}"
+    sink = StreamSink(target.spec, target.app.settings, spec.name, folder, plans)
     if remote:
         check_columns(target.spec, result)
     else:
-        sink.begin(result)
+        sink.begin(result, latest_batch(checkpoint, PLANNED))
     return sink
 
 

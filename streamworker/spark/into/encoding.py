@@ -61,7 +61,8 @@ class Encoder:
         spec = self._spec
         if HEADERS in schema.names:
             kind = schema.field(HEADERS).type
-            if not pa.types.is_map(kind):
+            texts = (pa.string(), pa.binary())
+            if not pa.types.is_map(kind) or kind.key_type != texts[0] or kind.item_type not in texts:
                 raise ConfigurationError(
                     f"Column {HEADERS!r} is {kind}, and headers are a map from text to text or binary.",
                     remedy="Make it with create_map(lit('name'), value).",
@@ -76,6 +77,15 @@ class Encoder:
             self.fit(pa.RecordBatch.from_pylist([], schema=schema))
         except RecordError as error:
             raise ConfigurationError(error.message, remedy=error.remedy) from None
+        keys = (spec.key_fields,) if isinstance(spec.key_fields, str) else spec.key_fields
+        for field in spec.record.declared:
+            is_left_out = field.factory is not None and field.name not in schema.names
+            if is_left_out and (keys is None or field.name in keys):
+                raise ConfigurationError(
+                    f"The result has no column {field.name!r}, which the key of stream {spec.name!r} may "
+                    "read: its default is computed, and another attempt would send the row elsewhere.",
+                    remedy="Give the result that column.",
+                )
 
     def fit(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array | None]:
         """Return rows in the columns of the stream's records, and their headers if they have any.
@@ -99,7 +109,7 @@ class Encoder:
             raise RecordError(
                 error.message, remedy="Correct the values in the pipeline's function."
             ) from None
-        its = None if headers is None else [header_fields(dict(each or ())) for each in headers.to_pylist()]
+        its = None if headers is None else list(map(header_fields, each_headers(headers, len(records))))
         most = min(CHUNK_ROWS, self._rows_max)
         for start in range(0, len(records), most):
             end = start + most
@@ -124,6 +134,11 @@ class Encoder:
         half = len(records) // 2
         for part in (slice(half), slice(half, None)):
             yield from self._encoded(records[part], None if headers is None else headers[part])
+
+
+def each_headers(headers: pa.Array | None, rows: int) -> list[dict[str, Any] | None]:
+    """Return the headers of each row; None for a row without any."""
+    return [None] * rows if headers is None else [dict(each or ()) or None for each in headers.to_pylist()]
 
 
 def _size(entry: Encoded) -> int:

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -141,6 +141,10 @@ class Publisher:
     def located(self, decisions: Sequence[Decision], stands: Mapping[int, str]) -> dict[int, int]:
         """Return which of some decisions each partition is at; raise DataLoss for one that is at none."""
         found: dict[int, int] = {}
+        for decision in decisions:
+            had = {*decision.begins, *range(sum(decision.counts))}
+            for partition in sorted(had - stands.keys()):  # A failover took the growth of the stream back.
+                raise lost(self._spec.name, partition, START, decisions[0], decision)
         for partition, mark in stands.items():
             if (index := located(decisions, partition, mark)) is None:
                 raise lost(self._spec.name, partition, mark, decisions[0], decisions[-1])
@@ -169,8 +173,12 @@ class Publisher:
         is_first = self._spec.placement.counts == decision.counts and all(
             mark == decision.begin(p) for p, mark in stands.items()
         )
-        left = chunks if chunks is not None and is_first else self._left(oldest, stands, later)
-        if await self._send(oldest, left) and oldest is decision:
+        left = iter(chunks if chunks is not None and is_first else self._left(oldest, stands, later))
+        first = next(left, None)
+        if first is None and oldest is not decision:  # What follows does not begin where this ends.
+            partition = min(at, key=lambda p: at[p])
+            raise lost(self._spec.name, partition, stands[partition], decisions[0], decision)
+        if await self._send(oldest, chain([first] if first else (), left)) and oldest is decision:
             return await self._confirmed(decision)
         return None
 
@@ -262,7 +270,7 @@ class Publisher:
         taken = {p: ALL if p in later else decision.taken(mark) or 0 for p, mark in stands.items()}
         counts = self._spec.placement.counts
         *old, newest = (
-            _Generation(Router(self._spec_of(counts[:length]), RoundRobin()), taken)
+            _Generation(Router(self._spec_of(counts[:length]), RoundRobin(int(decision.nonce, 16))), taken)
             for length in range(len(decision.counts), len(counts) + 1)
         )
         for batch in self._stages.batches(decision, WINDOW_ROWS):
