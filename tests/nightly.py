@@ -76,9 +76,9 @@ PARTS: dict[str, tuple[str, ...]] = {
     "machine": (
         *("tests/benchmarks/", "tests/deploy/", "tests/dev/", "tests/rebalance/", "tests/runtime/"),
     ),
-    "spark": tuple(f"tests/spark/test_{name}" for name in ("b", "i", "l", "m", "pa", "s", "tr", "w")),
+    "spark": tuple(f"tests/spark/test_{name}" for name in ("b", "m", "pa", "s", "tr", "w")),
     "spark-killed": tuple(f"tests/spark/test_{name}" for name in ("c", "d", "k", "py")),
-    "tutorials": tuple(f"tests/spark/test_{name}" for name in ("g", "o", "tu")),
+    "tutorials": tuple(f"tests/spark/test_{name}" for name in ("g", "i", "l", "o", "tu")),
     "wheel": ("tests/test_wheel.py",),
 }  # fmt: skip
 """The beginnings of the ids of each part's tests. Their number has no factor in common with that of a day's
