@@ -15,6 +15,7 @@ from streamworker import (
     StreamworkerError,
 )
 from streamworker.redisio.keys import StreamKeys
+from tests import sends
 from tests.chaos.proxy import proxied
 from tests.raw import opened
 from tests.runtime.workbench import full_memory
@@ -24,6 +25,12 @@ pytestmark = pytest.mark.anyio
 ANN = Order("ann")
 WRONG: Any = Order(7)  # type: ignore[arg-type]
 CALLS_OF = {row.error: row.calls for row in WAYS}
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let calls that are answered at once have time for it, on a busy machine, too."""
+    monkeypatch.setattr(sends, "TIMEOUT", 30.0)
 
 
 def written(redis_url: str) -> int:
@@ -80,6 +87,7 @@ async def test_a_server_that_was_never_reached_has_nothing() -> None:
     await check(ProducerError, Shop.of("redis://localhost:1"), match="nothing was written.*refused")
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_refusal_by_redis_says_what_is_missing(redis_url: str) -> None:
     """Memory, or a right of the user."""
     shop = Shop.of(redis_url)
@@ -97,6 +105,7 @@ async def test_a_refusal_by_redis_says_what_is_missing(redis_url: str) -> None:
     assert written(redis_url) == 0
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_wrong_password_is_named(redis_url: str) -> None:
     """No call waits for it."""
     parts = urlsplit(redis_url)
@@ -104,11 +113,12 @@ async def test_a_wrong_password_is_named(redis_url: str) -> None:
     await check(AuthenticationFailed, Shop.of(url))
 
 
+@pytest.mark.usefixtures("patient")
 async def test_another_declaration_is_refused(redis_url: str) -> None:
     """And so is an argument that is none."""
     shop = Shop.of(redis_url)
     async with shop.app:
         await shop.orders.send(ANN)
-    sends = [call for call in CALLS_OF[ConfigurationError] if call != "committed"]
-    await check(ConfigurationError, Shop.of(redis_url, partitions=2), match="partitions", calls=sends)
+    others = [call for call in CALLS_OF[ConfigurationError] if call != "committed"]
+    await check(ConfigurationError, Shop.of(redis_url, partitions=2), match="partitions", calls=others)
     await check(ConfigurationError, shop, "", match="no duration", calls=["committed"])
