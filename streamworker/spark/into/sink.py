@@ -4,10 +4,11 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from streamworker.declaring.stream import Stream
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CONNECTIONS = 2
 AT_ONCE = 300
@@ -138,7 +141,13 @@ class StreamSink:
             finally:
                 await backend.aclose()
 
-        asyncio.run(run())
+        run_apart(run())
+
+
+def run_apart(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end in a thread of its own: a notebook's thread has an event loop that runs."""
+    with ThreadPoolExecutor(1, "streamworker-into") as own:
+        return own.submit(asyncio.run, work).result()
 
 
 def own_settings(settings: Settings) -> dict[str, Any]:
@@ -304,4 +313,4 @@ def send_rows(rows: "DataFrame", stream: "Stream[Any]", *, id: str) -> int:
                 new += sum(not sent.duplicate for sent in await asyncio.gather(*sends))
         return new
 
-    return asyncio.run(send())
+    return run_apart(send())
