@@ -148,9 +148,18 @@ def test_each_row_is_sent_once_with_a_checkpoint_in_a_bucket(
     assert len({name.split("/")[3] for name in left if "/rows/" in name}) == 1
 
 
-def test_the_rows_of_a_batch_are_those_that_were_decided_first(redis_url: str, tmp_path: Path) -> None:
+def test_the_rows_of_a_batch_are_those_that_were_decided_first(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two drivers at once, one of them thought dead: they stage other rows, and send the same ones."""
-    stream = events_of(redis_url)
+    stream, both = events_of(redis_url), threading.Barrier(2, timeout=60)
+    write = Staged.parquet
+
+    def together(self: Staged, path: str) -> None:
+        write(self, path)
+        both.wait()
+
+    monkeypatch.setattr(Staged, "parquet", together)
     for number in range(5):
         drivers = [
             threading.Thread(target=sink_of(stream, tmp_path), args=(batch(number), number)) for _ in "ab"

@@ -2,6 +2,9 @@
 
 import asyncio
 import datetime as dt
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from streamworker.testing import local_worker
 from tests.helpers import wait_for_async
 from tests.spark.acked import AckedLog
 from tests.spark.into import Event, got, numbers
-from tests.spark.processes import ConnectServer
+from tests.spark.processes import ROOT, ConnectServer
 from tests.spark.running import Running, run_once
 from tests.spark.specs import by_user, pipeline
 from tests.spark.test_pipelines import failure_of
@@ -207,9 +210,20 @@ def test_a_connect_server_sends_what_a_pipeline_returns(
     connect_server: ConnectServer, acked: AckedLog, redis_url: str
 ) -> None:
     """With streamworker and the program installed where the server runs, and its own URL of Redis."""
-    from streamworker.spark.driver.pipelines import run_pipelines
-
     acked.fill(0, [30])
-    stream = events(redis_url)
-    assert run_pipelines([back(stream)], remote=connect_server.url, once=True) == 0
-    assert numbers(redis_url, stream) == acked.numbers()
+    program = [sys.executable, "-c", ON_CONNECT, connect_server.url, redis_url]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(program, env=environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert numbers(redis_url, events(redis_url)) == acked.numbers()
+
+
+ON_CONNECT = """
+import sys
+from streamworker.spark.driver.pipelines import run_pipelines
+from tests.spark.test_into_pipelines import back, events
+
+server, redis_url = sys.argv[1:]
+sys.exit(run_pipelines([back(events(redis_url))], remote=server, once=True))
+"""
+"""A program of its own: pyspark serves either a JVM or a server in one process."""
