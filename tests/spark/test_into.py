@@ -275,10 +275,7 @@ def seal(url: str, stream: Stream[Any], counts: str) -> None:
 def test_what_a_failover_takes_back_is_sent_again_before_what_follows(redis_url: str, tmp_path: Path) -> None:
     """Between the mark and the next batch, and between publishing and the mark; two partitions, not alike."""
     stream = events_of(redis_url)
-    saved = []
-    for number in range(3):
-        sink_of(stream, tmp_path)(batch(number), number)
-        saved.append(dumped(redis_url, stream))
+    saved = sent_and_saved(redis_url, stream, tmp_path)
     put_back(redis_url, saved[0], partitions=[1])
     put_back(redis_url, saved[1], partitions=[2])
     sink_of(stream, tmp_path)(batch(3), 3)
@@ -308,6 +305,15 @@ def dumped(url: str, stream: Stream[Any]) -> Saved:
     with opened(url) as redis:
         names = redis.keys(f"sw:{{{stream.spec.app}.{stream.name}.*")
         return {name: redis.dump(name) for name in names}
+
+
+def sent_and_saved(url: str, stream: Stream[Any], checkpoint: Path) -> list[Saved]:
+    """Send three batches; return what the server has after each."""
+    saved = []
+    for number in range(3):
+        sink_of(stream, checkpoint)(batch(number), number)
+        saved.append(dumped(url, stream))
+    return saved
 
 
 def put_back(url: str, saved: Saved, partitions: list[int]) -> None:
@@ -400,10 +406,7 @@ def test_a_partition_that_stands_before_what_is_kept_is_never_waited_for(
 ) -> None:
     """Of two batches that it lacks one is not there: nothing that could be sent leads to the next."""
     stream = events_of(redis_url)
-    saved = []
-    for number in range(3):
-        sink_of(stream, tmp_path)(batch(number), number)
-        saved.append(dumped(redis_url, stream))
+    saved = sent_and_saved(redis_url, stream, tmp_path)
     put_back(redis_url, saved[0], partitions=[1])
     (tmp_path / "into" / "events" / "batches" / "000001.json").unlink()
     with pytest.raises(DataLoss, match=r"Partition 1 of stream 'events' stands at 0-\w+"):

@@ -26,7 +26,7 @@ from streamworker.core.pauses import Pauses
 from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import BackendUnavailable, ProducerError, StreamworkerError
 from streamworker.redisio.data.streams import append_by
-from streamworker.redisio.group.readers import mark_of
+from streamworker.redisio.group.readers import ALL_ROWS, mark_of
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.scripts import FORWARD, Call
 from streamworker.redisio.wire.client import Backend
@@ -49,8 +49,6 @@ CALLS = 16
 """Pieces of one round trip."""
 KEPT_BYTES = 64 * 1024 * 1024
 """Bytes of encoded chunks that are kept from the check of a batch until they are sent."""
-ALL = 2**62
-"""More rows than a batch has."""
 WAIT_S = 10.0
 """How long a batch waits for room or for a map before its query fails, which says so, and starts again."""
 
@@ -267,7 +265,7 @@ class Publisher:
         self, decision: Decision, stands: Mapping[int, str], later: Collection[int] = ()
     ) -> Iterator[Routed]:
         """Return the rows of a batch that partitions lack; those that are at a ``later`` one lack none."""
-        taken = {p: ALL if p in later else decision.taken(mark) or 0 for p, mark in stands.items()}
+        taken = {p: ALL_ROWS if p in later else decision.taken(mark) or 0 for p, mark in stands.items()}
         counts = self._spec.placement.counts
         *old, newest = (
             _Generation(Router(self._spec_of(counts[:length]), RoundRobin(int(decision.nonce, 16))), taken)
