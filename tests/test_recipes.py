@@ -167,6 +167,29 @@ async def test_a_late_reading_counts_in_its_hour(saved: Callable[[str], Any]) ->
         assert "6 days late" in letter.error
 
 
+async def test_an_hour_is_sent_once_when_it_is_over_though_nothing_more_comes(
+    saved: Callable[[str], Any],
+) -> None:
+    """Not before what waits is counted, and without a reading that comes after it."""
+    bills, meters = saved("bills"), saved("meters")
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    before, over = hour - timedelta(hours=1), hour - timedelta(hours=9)
+    closes = hour + bills.LATE
+    async with local_worker(meters.app, processors=["collect"]) as worker:
+        await meters.readings.send_many(meters.Reading("m", before, 0.5) for _ in range(3_000))
+        await meters.readings.send_many(meters.Reading("m", at, 2.0) for at in (hour, over))
+        await worker.run(bills.close, at=closes)
+        name = f"{before:%Y-%m-%dT%H}"
+        assert await worker.sent(bills.closed) == [meters.Hour("m", name, 1500.0, 3_000)]
+        await worker.run(bills.close, at=closes + timedelta(minutes=59))
+        assert len(await worker.sent(bills.closed)) == 1, "the next hour is open for a minute more"
+        await worker.run(bills.close, at=closes + timedelta(hours=1))
+        _, last = await worker.sent(bills.closed)
+        assert (last.hour, last.kwh, await bills.still_open.count()) == (f"{hour:%Y-%m-%dT%H}", 2.0, 0)
+        [letter] = await worker.dead_letters("collect")
+        assert "its hour is closed" in letter.error
+
+
 async def test_tenants_pass_one_that_sends_too_much(
     saved: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
