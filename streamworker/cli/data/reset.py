@@ -101,8 +101,8 @@ def reset(
         bool,
         option(
             "--clear-tables",
-            "Empty the processor's tables in these partitions; also ctx.state, if what follows them begins "
-            "anew.",
+            "Empty the processor's tables in these partitions. ctx.state stays, such as a watermark in it "
+            "(docs: operations), unless partitions that follow them begin anew.",
         ),
     ] = False,
     yes: Yes = False,
