@@ -92,6 +92,7 @@ MEANINGS = {
     "event_loop_blocked": "The event loop has not run for `max_processing_time_ms`; the line names the task that holds "
     "it.",
     "expire_failed": "Expired values of tables were not removed; it is tried again.",
+    "expiry_skipped": "A function at the ends of values raised `Skip` about one, which is removed.",
     "fetch_failed": "A read of entries failed; it is tried again.",
     "fetch_refused": "Redis refused a read; the worker looks which partition is the cause, and reads the others.",
     "flush_failed": "Sending failed by a bug in streamworker: please report it.",

@@ -31,6 +31,7 @@ HOLDS = {
         "types, MessagePack"
     ),
     "sw:{app.stream.P}:expiry:TABLE": "the keys that expire, by when",
+    "sw:{app.stream.P}:due:TABLE": "of a table whose ends call a function, or of windows: keys by when they end",
     "sw:{app.stream.P}:outbox:GROUP": "[messages for other streams](#an-outbox), until they are taken",
     "sw:{app.stream.P}:heads:GROUP": "how far [the outbox](#an-outbox) has come",
     "sw:{app.stream:GROUP}:members": "the membership document, JSON: generation, members, owners",

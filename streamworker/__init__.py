@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from streamworker.declaring.processors import Processor
     from streamworker.declaring.stream import Stream
     from streamworker.declaring.table import Table
-    from streamworker.declaring.timers import Timer
+    from streamworker.declaring.timed.timers import Timer
     from streamworker.feed import Records
     from streamworker.records import Precision, RecordCodec
     from streamworker.runtime.send.named import Scheduled
@@ -101,7 +101,7 @@ _HOMES = {
     "declaring.processors": ("Processor",),
     "declaring.stream": ("Stream",),
     "declaring.table": ("Table",),
-    "declaring.timers": ("Timer",),
+    "declaring.timed.timers": ("Timer",),
     "feed": ("Records",),
     "records": ("Precision", "RecordCodec"),
     "runtime.send.named": ("Scheduled",),

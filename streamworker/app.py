@@ -16,8 +16,9 @@ from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.core.protocols.settings import Coordination
 from streamworker.core.rules import checked
-from streamworker.declaring import data, pipelines, processors, resources, timers
+from streamworker.declaring import data, pipelines, processors, resources
 from streamworker.declaring.registry import DeclaringApp
+from streamworker.declaring.timed import timers
 from streamworker.dev.rendezvous import url_for
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.keys import check_name

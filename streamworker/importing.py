@@ -25,7 +25,7 @@ from streamworker.declaring.processors import Processor
 from streamworker.declaring.specs import ProcessorSpec, TimerSpec
 from streamworker.declaring.stream import Stream
 from streamworker.declaring.table import Table
-from streamworker.declaring.timers import Timer
+from streamworker.declaring.timed.timers import Timer
 from streamworker.errors import ConfigurationError, StreamworkerError
 
 Kind = Literal["", "streams", "processors", "tables", "timers", "archived"]

@@ -77,7 +77,7 @@ INSIDE = {
     "spark": ("source", "sinks", "pyspark_streamworker", "into", "driver"),
     "declaring": (
         "callables", "parameters", "middleware", "options", "specs", "functions", "stream", "table",
-        "registry", "data", "timers", "processors", "resources", "pipelines",
+        "registry", "data", "timed", "processors", "resources", "pipelines",
     ),
 }  # fmt: skip
 """The rooms of a part, in their order: a room imports rooms before it, and never one after it. Files of the
@@ -401,7 +401,7 @@ def test_which_partitions_a_stream_has_is_asked_of_its_placement() -> None:
     """The declared number is compared with what Redis has, and nothing else depends on it or routes by it."""
     declared = {module for module in MODULES if "declared_partitions" in (ROOT / module).read_text("utf-8")}
     assert declared == {
-        *("declaring/data.py", "declaring/specs.py", "declaring/timers.py"),
+        *("declaring/data.py", "declaring/specs.py", "declaring/timed/timers.py"),
         *("runtime/provisioning.py", "runtime/send/lanes.py", "dev/demo.py"),
         *("cli/support.py", "cli/data/schema.py", "cli/data/table.py"),
     }

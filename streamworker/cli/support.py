@@ -156,7 +156,7 @@ async def take(
     backend: Backend, spec: ProcessorSpec, silent_after_ms: int = SILENT_AFTER_MS
 ) -> GroupSnapshot:
     """Take the snapshot of one processor's group, with its tables."""
-    stream, tables = spec.stream, [table.name for table in spec.tables]
+    stream, tables = spec.stream, spec.lifetimes
     return await take_snapshot(
         backend, stream.app, stream.name, spec.name, silent_after_ms=silent_after_ms, tables=tables
     )

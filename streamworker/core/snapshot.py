@@ -148,7 +148,13 @@ class TableView:
     name: str
     keys: int
     bytes: int | None
-    """Memory of its values and of the index of their expiry; None if this user may not ask."""
+    """Memory of its values and of the index of their ends; None if this user may not ask."""
+    due: int = 0
+    """Values at whose end a function is called."""
+    next_ms: int | None = None
+    """The first of these ends; that of a window is in the time of its records."""
+    overdue: int = 0
+    """How many of them have ended more than a minute ago, and wait for their call."""
 
 
 @dataclass(frozen=True, slots=True)

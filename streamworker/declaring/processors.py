@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from streamworker.core.data.schedules import Missed, When
-from streamworker.core.data.schedules import every as _every
+from streamworker.core.time.schedules import Missed, When
+from streamworker.core.time.schedules import every as _every
 from streamworker.core.units import Duration, duration_ms
 from streamworker.declaring.callables import Co, P, R, Wrapper
 from streamworker.declaring.functions import describe
@@ -16,7 +16,8 @@ from streamworker.declaring.registry import DeclaringApp
 from streamworker.declaring.specs import FunctionMode, ProcessorSpec
 from streamworker.declaring.stream import ByType, IntoStreams, Stream, specs_of
 from streamworker.declaring.table import Table, written
-from streamworker.declaring.timers import O, Timer, TimerInto, timed
+from streamworker.declaring.timed.expiring import ExpiredInto, ExpiredOf, K, V, expired
+from streamworker.declaring.timed.timers import O, Timer, TimerInto, timed
 from streamworker.errors import ConfigurationError, did_you_mean
 from streamworker.redisio.keys import GroupKeys
 from streamworker.runtime.send.producer import Sent
@@ -132,6 +133,55 @@ class Processor(Wrapper[P, R]):
                 remedy="Take a record or a list without concurrency, or use @app.timer.",
             )
         return timed(self._app, lambda _: self.spec, partial(_every, every), missed, into, when)
+
+    @overload
+    def expired(self, table: Table[K, V], *, into: Stream[O]) -> ExpiredInto[K, V, O]: ...
+    @overload
+    def expired(self, table: Table[K, V], *, into: ByType | None = None) -> ExpiredOf[K, V]: ...
+    def expired(self, table: Table[Any, Any], *, into: IntoStreams = None) -> Any:
+        """Call a function at the ends of a table's values, in place of removing them in silence.
+
+        The worker that owns the partition calls it between two batches, after all that the partition held
+        when the value ended, in the order of the ends. What the function returns, sends and stores is
+        committed with the removal of the value, once; a value stays readable until then. The function may set
+        the value again, which keeps it. If it fails it is called again, after a pause that grows up to a
+        minute, and later ends of this table wait; after ``Skip`` the value is removed.
+
+        Parameters
+        ----------
+        table
+            A table that this processor writes. Its values end by its ``ttl``, or by ``set(..., until=)``.
+        into
+            The stream that what the function returns goes to, or a stream for each type of row.
+
+        Raises
+        ------
+        ConfigurationError
+            If the processor does not write the table, or takes ``Records``; if the table has such a function
+            already, or the function does not take a key and its value or a list of such pairs.
+
+        Examples
+        --------
+        >>> import msgspec
+        >>> from streamworker import App
+        >>> app = App("visits")
+        >>> class Seen(msgspec.Struct):
+        ...     user: str
+        >>> class Visit(msgspec.Struct):
+        ...     user: str
+        ...     pages: int = 0
+        >>> ended = app.stream("ended", Visit, key="user")
+        >>> visits = app.table("visits", Visit, ttl="30 minutes")
+        >>> @app.processor(app.stream("seen", Seen, key="user"), tables=[visits])
+        ... async def follow(seen: Seen) -> None:
+        ...     visit = await visits.get(seen.user) or Visit(seen.user)
+        ...     visit.pages += 1
+        ...     visits.set(seen.user, visit)
+        >>> @follow.expired(visits, into=ended)
+        ... async def gone(user: str, visit: Visit) -> Visit:
+        ...     return visit
+        """
+        return expired(self._app, self.name, table, into)
 
 
 class Into(Protocol[O]):

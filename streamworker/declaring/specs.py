@@ -4,14 +4,15 @@ This module connects to nothing. ``app.py`` makes these values, and ``runtime`` 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
 from streamworker.core.data.archives import GROUP, Archive
 from streamworker.core.data.placement import Placement, canonical_key
 from streamworker.core.data.retention import Retention
-from streamworker.core.data.schedules import Missed, PlannedTimes, When
+from streamworker.core.time.lifetimes import Lifetime, Lifetimes
+from streamworker.core.time.schedules import Missed, PlannedTimes, When
 from streamworker.declaring.middleware import Layer
 from streamworker.declaring.options import ProcessorOptions
 from streamworker.declaring.parameters import Parameters
@@ -92,8 +93,7 @@ class TableSpec:
 
     name: str
     form: TableForm
-    ttl_ms: int
-    """How long a value lives after it was written; 0 for ever."""
+    lifetime: Lifetime
     stream: StreamSpec
     processor: str
     leading: int
@@ -178,6 +178,13 @@ class ProcessorSpec:
     """The tables that it writes."""
     timers: "Sequence[TimerSpec]" = ()
     """The functions that each partition calls by time, between its batches."""
+    expiries: "Sequence[ExpirySpec]" = ()
+    """The functions that each partition calls at the ends of values, between its batches."""
+
+    @property
+    def lifetimes(self) -> Lifetimes:
+        """How the values of its tables end."""
+        return {table.name: table.lifetime for table in self.tables}
 
     @property
     def is_archiver(self) -> bool:
@@ -197,10 +204,21 @@ class ProcessorSpec:
         return () if self.into is None else (self.into,)
 
     @property
+    def by_time(self) -> "Sequence[TimerSpec | ExpirySpec]":
+        """The functions that each partition calls between its batches."""
+        return (*self.timers, *self.expiries)
+
+    def calling(self, change: "Callable[[TimerSpec | ExpirySpec], ProcessorSpec]") -> "ProcessorSpec":
+        """Return it with other calls of the functions that are called between batches."""
+        timers = tuple(replace(each, call=change(each)) for each in self.timers)
+        expiries = tuple(replace(each, call=change(each)) for each in self.expiries)
+        return replace(self, timers=timers, expiries=expiries)
+
+    @property
     def may_send(self) -> bool:
         """Whether its function can send to other streams."""
         mine = self.into is not None or self.takes_context or bool(self.layers)
-        return mine or any(timer.call.may_send for timer in self.timers)
+        return mine or any(each.call.may_send for each in self.by_time)
 
     @property
     def uses_columns(self) -> bool:
@@ -218,6 +236,17 @@ class TimerSpec:
     when: When | None
     call: ProcessorSpec
     """How the function is called: with the planned time in place of a record, if it takes that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpirySpec:
+    """A function that is called at the ends of a table's values."""
+
+    name: str
+    table: TableSpec
+    call: ProcessorSpec
+    """How the function is called: with a key and its value, or a list of such pairs, in place of a record."""
+    takes_many: bool
 
 
 @dataclass(frozen=True, kw_only=True)

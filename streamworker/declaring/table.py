@@ -1,9 +1,12 @@
 """``Table``: state by key, which one processor writes and everybody reads."""
 
 from collections.abc import AsyncIterator, Iterable, Mapping
+from datetime import datetime
 from typing import Generic, NoReturn, TypeVar
 
 from streamworker.context import TablesInCall, tables_in_call
+from streamworker.core.time.lifetimes import Lifetime, Timed
+from streamworker.core.units import time_ms
 from streamworker.declaring.specs import ProcessorSpec, TableSpec
 from streamworker.declaring.stream import StreamApp
 from streamworker.errors import ConfigurationError, RecordError
@@ -156,7 +159,7 @@ class Table(Generic[K, V]):
 
     # -- in a call -----------------------------------------------------------------------------
 
-    def set(self, key: K, value: V) -> None:
+    def set(self, key: K, value: V, *, until: datetime | None = None) -> None:
         """Set the value of a key, with the commit of this call's records; its ``ttl`` begins anew.
 
         If the call fails or the worker dies, nothing is set.
@@ -167,23 +170,27 @@ class Table(Generic[K, V]):
             The key of a record of this call, or one that begins with it.
         value
             A value of the table's type.
+        until
+            When the value ends, in place of the table's ``ttl``; a later ``set`` replaces this.
 
         Raises
         ------
         RecordError
             If the key or the value is of another type, or the key belongs to another partition.
         ConfigurationError
-            Outside of a call of the table's processor.
+            Outside of a call of the table's processor, or if ``until`` has no zone.
         """
-        self.set_many({key: value})
+        self.set_many({key: value}, until=until)
 
-    def set_many(self, values: Mapping[K, V]) -> None:
+    def set_many(self, values: Mapping[K, V], *, until: datetime | None = None) -> None:
         """Set the values of some keys; see :meth:`set`.
 
         Parameters
         ----------
         values
             The values by their keys.
+        until
+            When all of them end.
 
         Raises
         ------
@@ -193,7 +200,7 @@ class Table(Generic[K, V]):
         call = self._call() or self._refuse()
         form, fields = self._form, self._fields(call, values)
         bodies = {field: form.body(key, values[key]) for field, key in fields.items()}
-        call.write(self.name, bodies)
+        call.write(self.name, bodies if until is None else _timed(bodies, time_ms(until, "until")))
         if not form.is_fixed:
             before = [body[len(form.names) :] for body in bodies.values()]
             given = [values[key] for key in fields.values()]
@@ -246,8 +253,6 @@ class Table(Generic[K, V]):
             fields[field] = key
         return fields
 
-    # -- declared ------------------------------------------------------------------------------
-
     @property
     def spec(self) -> TableSpec:
         """The table's specification; ConfigurationError if no processor writes it."""
@@ -266,7 +271,7 @@ class Table(Generic[K, V]):
     def _reads(self, backend: Backend) -> TableReads:
         spec = self.spec
         keys = GroupKeys(self.app.name, spec.stream.name, spec.processor)
-        return TableReads(backend, keys, self.name, spec.leading, spec.stream.placement)
+        return TableReads(backend, keys, self.name, spec.lifetime, spec.leading, spec.stream.placement)
 
     def _partitions(self, partition: int | None) -> list[int]:
         there, active = self.spec.stream.placement.all, self.spec.stream.placement.active
@@ -278,6 +283,10 @@ class Table(Generic[K, V]):
                 remedy=f"Its partitions are 0 to {len(there) - 1}.",
             )
         return [partition]
+
+    def become(self, spec: TableSpec) -> None:
+        """Take this specification."""
+        self._spec = spec
 
     def written_by(self, processor: ProcessorSpec) -> TableSpec:
         """Make a processor the table's writer, and return the table's specification."""
@@ -308,12 +317,16 @@ class Table(Generic[K, V]):
         self._spec = TableSpec(
             name=self.name,
             form=self._form,
-            ttl_ms=self._ttl_ms,
+            lifetime=Lifetime(self._ttl_ms),
             stream=stream,
             processor=processor.name,
             leading=_leading(self.name, self._form, processor),
         )
         return self._spec
+
+
+def _timed(bodies: Mapping[bytes, bytes], until_ms: int) -> dict[bytes, bytes]:
+    return {field: Timed.at(body, until_ms) for field, body in bodies.items()}
 
 
 def written(tables: object, processor: ProcessorSpec) -> tuple[TableSpec, ...]:

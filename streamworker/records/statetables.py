@@ -108,7 +108,8 @@ class TableForm:
         """The names of a key's parts; empty if a key is one value."""
         self._parts = len(self.names)
         self._is_text = key is str
-        self._value = value
+        self.value = value
+        """Type of the values."""
         self._label = label(value)
         self._class = (
             value if isinstance(value, type) and kind_of(value) is not RecordKind.TYPED_DICT else object
@@ -131,11 +132,11 @@ class TableForm:
 
     def _codec(self) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
         encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
-        if kind_of(self._value) is RecordKind.PYDANTIC:
-            load, _ = loaders(Declared(self._value, RecordKind.PYDANTIC), "msgpack")
+        if kind_of(self.value) is RecordKind.PYDANTIC:
+            load, _ = loaders(Declared(self.value, RecordKind.PYDANTIC), "msgpack")
             return lambda value: encode(value.model_dump(by_alias=True, round_trip=True)), load
         try:
-            return encode, msgspec.msgpack.Decoder(self._value).decode
+            return encode, msgspec.msgpack.Decoder(self.value).decode
         except TypeError as error:
             raise ConfigurationError(
                 f"Table {self.table!r} cannot hold values of type {self._label}: {one_line(error)}.",
@@ -159,12 +160,12 @@ class TableForm:
 
         about = {"parts": str(self._parts)}
         keys = {name: column(hint).type for name, hint in key.items()}
-        kind = kind_of(self._value)
+        kind = kind_of(self.value)
         try:
             if kind is None:
-                fields = [column(self._value)]
+                fields = [column(self.value)]
             else:
-                about["record"], fields = "1", list(stored_type(columns_of(Declared(self._value, kind))))
+                about["record"], fields = "1", list(stored_type(columns_of(Declared(self.value, kind))))
         except ConfigurationError as error:
             about["why"], fields = f"{error.message} {error.remedy}", []
         taken = {field.name.lower() for field in fields}

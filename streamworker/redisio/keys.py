@@ -7,10 +7,11 @@ pattern.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from streamworker.core.time.lifetimes import Lifetimes
 from streamworker.errors import ConfigurationError
 
 NAME_CHARACTERS_MAX = 64
@@ -184,9 +185,19 @@ class StreamKeys:
     expiry = _each_in_partition("expiry", "TABLE", "zset")
     """When the values of one table in one partition expire."""
 
-    def tables(self, partition: int, tables: Iterable[str]) -> list[str]:
-        """Both keys of each of some tables, as scripts take them."""
-        return [key(partition, table) for table in tables for key in (self.table, self.expiry)]
+    due = _each_in_partition("due", "TABLE", "zset")
+    """When a function is called for the values of one table in one partition."""
+
+    def tables(self, partition: int, tables: Lifetimes) -> list[str]:
+        """Both keys of each of some tables, as scripts take them: its values, and the index of their ends.
+
+        Earlier releases know no ``due``, so that they remove nothing whose function they cannot call.
+        """
+        return [
+            key(partition, table)
+            for table, its in tables.items()
+            for key in (self.table, self.due if its.is_called else self.expiry)
+        ]
 
     def _partition_tag(self, partition: int) -> str:
         return f"sw:{{{self.app}.{self.stream}.{partition}}}"

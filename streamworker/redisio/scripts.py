@@ -216,6 +216,7 @@ REPAIR_LOCK = load("admin/repair_lock")
 REPAIR_PARTITION = load("admin/repair_partition")
 REPAIR_GROUP = load("admin/repair_group")
 REPAIR_AHEAD = load("admin/repair_ahead")
+RETIME = load("admin/retime")
 
 SHARED = tuple(each for each in list(globals().values()) if isinstance(each, Script))
 """All of these; ``group.operations`` adds those of single protocols."""

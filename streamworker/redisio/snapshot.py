@@ -4,7 +4,7 @@ A snapshot is cheap enough to be taken once a second: it reads lengths and hashe
 nothing that grows with the number of entries.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
@@ -28,6 +28,7 @@ from streamworker.core.snapshot import (
     Rebalance,
     TableView,
 )
+from streamworker.core.time.lifetimes import NO_TABLES, Lifetimes
 from streamworker.errors import BackendError, BackendRefused
 from streamworker.redisio.data.statetables import view_table
 from streamworker.redisio.group.archiving import archiver_keys
@@ -60,7 +61,7 @@ async def take_snapshot(
     group: str,
     *,
     silent_after_ms: int = SILENT_AFTER_MS,
-    tables: Iterable[str] = (),
+    tables: Lifetimes = NO_TABLES,
 ) -> GroupSnapshot:
     """Take a snapshot of a processor's group; the snapshot of a group that never ran is empty.
 
@@ -107,9 +108,9 @@ async def take_snapshot(
     views: list[TableView] = []
     waits = {p for p, (lock, _) in enumerate(looks) if lock.waits_for}
     holders = counted(placement, waits, set(range(len(looks))) - left) if placement else {}
-    for table in tables:
+    for table, lifetime in tables.items():
         try:
-            views.append(await view_table(backend, keys, table, holders))
+            views.append(await view_table(backend, keys, {table: lifetime}, holders))
         except BackendRefused as error:
             problems.append(f"Table {table} cannot be read: {error}")
     return GroupSnapshot(

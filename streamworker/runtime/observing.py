@@ -73,7 +73,7 @@ class Observer:
         if spec.is_archiver:
             self._begin("stream", app, spec.stream.name, archives=True)
         self._begin("processor", app, spec.name)
-        for timer in spec.timers:
+        for timer in spec.by_time:
             self._begin("timer", app, timer.name)
 
     def producer_made(self, spec: StreamSpec) -> None:

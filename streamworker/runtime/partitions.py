@@ -20,7 +20,8 @@ from streamworker.core.pauses import Pauses
 from streamworker.core.words import ranges
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.errors import BackendError, ProcessingError, StreamworkerError
-from streamworker.redisio.data import schemas, state
+from streamworker.redisio.admin.retiming import begin
+from streamworker.redisio.data import schemas
 from streamworker.redisio.data.ackedlog import log_schema
 from streamworker.redisio.group.risks import count_left
 from streamworker.redisio.keys import GroupKeys
@@ -254,7 +255,7 @@ class Partitions:
 
             async def read_state() -> dict[str, bytes]:
                 async with self._state_reads:
-                    return await state.read_state(self.backend, self.keys, partition)
+                    return await begin(self.backend, self.keys, self.spec.lifetimes, effect)
 
             await self._patiently(effect, log, "deaths_uncounted", partial(self._count_left, effect.owner))
             resources = await self._patiently(effect, log, "resource_not_made", open_resources)

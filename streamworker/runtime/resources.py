@@ -53,7 +53,7 @@ class Resources:
         made again and again.
         """
         values = dict(self.values)
-        calls = [call for spec in specs for call in (spec, *(timer.call for timer in spec.timers))]
+        calls = [call for spec in specs for call in (spec, *(each.call for each in spec.by_time))]
         wanted = [call.parameters for call in calls] + [layer.parameters for layer in self.layers]
         error: BaseException | None = None
         try:
@@ -81,9 +81,9 @@ class Resources:
             replace(layer, function=layer.parameters.bind(layer.function, self.values))
             for layer in self.layers
         ]
-        timers = tuple(replace(timer, call=_timed(self.bound(timer.call))) for timer in spec.timers)
         function = spec.parameters.bind(spec.function, self.values)
-        return replace(spec, function=function, layers=layers, timers=timers)
+        bound = spec.calling(lambda each: _timed(self.bound(each.call)))
+        return replace(bound, function=function, layers=layers)
 
 
 def _timed(call: ProcessorSpec) -> ProcessorSpec:

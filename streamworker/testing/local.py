@@ -24,7 +24,7 @@ from streamworker.core.snapshot import GroupSnapshot
 from streamworker.core.units import Duration, duration_ms, time_ms
 from streamworker.declaring.parameters import Override
 from streamworker.declaring.specs import ProcessorSpec
-from streamworker.declaring.timers import Timer
+from streamworker.declaring.timed.timers import Timer
 from streamworker.errors import BackendUnavailable, ConfigurationError, ProcessingError
 from streamworker.redisio.data.state import ask_for_calls, calls_asked_for
 from streamworker.redisio.group.following import unfinished

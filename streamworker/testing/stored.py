@@ -190,12 +190,13 @@ class Stored:
                     f"The key {key!r} of table {table.name!r} belongs to no partition.",
                     remedy="Use a key that begins with the stream's.",
                 )
-            fields, expiries = keys.tables(partition, [table.name])
+            fields, index = keys.tables(partition, {table.name: spec.lifetime})
             field, body = spec.form.field(key), spec.form.body(key, value)
-            expiry = str(now_ms + spec.ttl_ms) if spec.ttl_ms else ""
-            await self._backend.execute("HSET", fields, field, expiry.encode() + b" " + body)
-            if expiry:
-                await self._backend.execute("ZADD", expiries, expiry, field)
+            ends_ms = spec.lifetime.ends_ms(now_ms)
+            told = "" if ends_ms is None or spec.lifetime.is_called else str(ends_ms)
+            await self._backend.execute("HSET", fields, field, told.encode() + b" " + body)
+            if ends_ms is not None:
+                await self._backend.execute("ZADD", index, ends_ms, field)
 
     async def _entries(self, key: str) -> list[Entry]:
         found: list[Entry] = []

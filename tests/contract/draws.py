@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+from streamworker.core.time.lifetimes import Lifetime
 from streamworker.redisio.group.operations import SCRIPTS
 from streamworker.redisio.keys import TICK, GroupKeys, StreamKeys
 from streamworker.redisio.scripts import ACQUIRE, APPEND, COMMIT, Call, Script
@@ -250,8 +251,12 @@ class Draws:
             "data",
         ]
         pairs, removed = self.dice.randrange(3), self.dice.randrange(2)
-        changes: list[Any] = [self.number(0, 500, 500), pairs]
+        timed, is_called = self.dice.randrange(3), self.dice.random() < 0.3
+        changes: list[Any] = [self.number(0, 500, 500), int(is_called), pairs]
         changes += [word for n in range(pairs) for word in (f"k{self.dice.randrange(4)}", f" {n}")]
+        changes.append(timed)
+        for n in range(timed):
+            changes += [f"k{self.dice.randrange(4)}", f" {n}", self.now_ms() + self.number(-1, 1, 500)]
         changes += [removed, *[f"k{self.dice.randrange(4)}"] * removed]
         has_table = self.dice.random() < 0.4
         return {
@@ -262,7 +267,7 @@ class Draws:
             ],
             "dels": [f"s{n}" for n in range(self.number(0, 0, 1))],
             "sends": sends if self.dice.random() < 0.3 else [],
-            "tables": STREAM.tables(0, [TABLE]) if has_table else [],
+            "tables": STREAM.tables(0, {TABLE: Lifetime(0, is_called)}) if has_table else [],
             "changes": changes if has_table else [],
         }
 
@@ -282,7 +287,7 @@ class Draws:
         }
 
     def data__expire(self) -> dict[str, Any]:
-        return {**self.holder(), "most": self.number(1, 100), "tables": STREAM.tables(0, [TABLE])}
+        return {**self.holder(), "most": self.number(1, 100), "tables": STREAM.tables(0, {TABLE: Lifetime()})}
 
     def data__trim(self) -> dict[str, Any]:
         events, acked = self.dice.random() < 0.5, self.dice.random() < 0.5
@@ -334,7 +339,7 @@ class Draws:
         return {**self.holder(), "parents": self.parents() or self.lock().get("from", "")}
 
     def growth__fill(self) -> dict[str, Any]:
-        values, index = self.keys.tables(0, [TABLE])
+        values, index = self.keys.tables(0, {TABLE: Lifetime()})
         pairs = [
             part for n in range(self.number(0, 1, 3)) for part in (f"k{n}", self.dice.choice((" v", "99 v")))
         ]
@@ -344,12 +349,13 @@ class Draws:
             "parents": self.parents() or self.lock().get("from", ""),
             "values": self.keys.state(0) if is_state else values,
             "index": [] if is_state else [index],
+            "is_called": self.number(0, 1),
             "pairs": pairs,
         }
 
     def growth__remove(self) -> dict[str, Any]:
         epoch = self.lock().get("epoch", "")
-        return {"epoch": "7" if self.rarely() else epoch, "tables": self.keys.tables(0, [TABLE])}
+        return {"epoch": "7" if self.rarely() else epoch, "tables": self.keys.tables(0, {TABLE: Lifetime()})}
 
     def growth__move_messages(self) -> dict[str, Any]:
         results = self.results()
@@ -437,7 +443,7 @@ class Draws:
         }
 
     def group__move_checkpoint(self) -> dict[str, Any]:
-        cleared = STREAM.tables(0, [TABLE]) * self.number(0, 1)
+        cleared = STREAM.tables(0, {TABLE: Lifetime()}) * self.number(0, 1)
         owner = self.dice.choice(("", self.lock().get("owner", "")))
         return {
             "group": self.keys.group,
@@ -495,6 +501,13 @@ class Draws:
         }
 
     # -- repairs --
+
+    def admin__retime(self) -> dict[str, Any]:
+        is_called = self.dice.random() < 0.5
+        values, index = STREAM.tables(0, {TABLE: Lifetime(0, is_called)})
+        _, before = STREAM.tables(0, {TABLE: Lifetime(0, not is_called)})
+        keys = {"values": values, "before": before, "index": index}
+        return {**self.holder(), **keys, "is_called": int(is_called), "most": self.number(1, 100)}
 
     def admin__repair_lock(self) -> dict[str, Any]:
         return self.holder()

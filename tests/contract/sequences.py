@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from streamworker.core.time.lifetimes import Lifetime
 from streamworker.redisio.group.operations import SCRIPTS
 from streamworker.redisio.keys import TRIMMED, GroupKeys
 from streamworker.redisio.scripts import Script
@@ -209,7 +210,15 @@ _NAMES = (
 )  # fmt: skip
 _KEYS = [
     *[key_of(keys, name).encode() for keys in GROUPS for name in _NAMES],
-    *[key.encode() for key in (STREAM.producer(0, "p"), STREAM.seen(0, "d0"), *STREAM.tables(0, ["t"]))],
+    *[
+        key.encode()
+        for key in (
+            STREAM.producer(0, "p"),
+            STREAM.seen(0, "d0"),
+            *STREAM.tables(0, {"t": Lifetime()}),
+            STREAM.due(0, "t"),
+        )
+    ],
 ]
 
 

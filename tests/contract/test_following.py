@@ -6,6 +6,7 @@ from streamworker.core.data.entries import ZERO
 from streamworker.core.data.placement import Placement
 from streamworker.core.events import StartRunner
 from streamworker.core.ownership.locks import Acquired
+from streamworker.core.time.lifetimes import Lifetime
 from streamworker.redisio.admin import inheriting
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import CommitCode
@@ -17,6 +18,7 @@ from tests.contract.support import GROUP, Group, Raw, request
 
 pytestmark = pytest.mark.anyio
 
+TOTALS = {"totals": Lifetime()}
 GROWN = Placement(2, 3)
 """Partition 3 has two parents, 2 and 4 have one."""
 
@@ -93,13 +95,13 @@ async def test_what_has_moved_is_removed_unless_a_reset_has_come_since(group: Gr
     await group.release("w1", lock.epoch)
     await locks.move_checkpoint(group.backend, GROUP, 0, ZERO, entries=0)
     raw.hset(GROUP.table(0, "totals"), "ann", " 1")
-    assert await following.remove_moved(group.backend, GROUP, seen, ["totals"]) == set()
+    assert await following.remove_moved(group.backend, GROUP, seen, TOTALS) == set()
     assert await finish(group, await group.own("w2"), owner="w2")
-    assert await following.remove_moved(group.backend, GROUP, seen, ["totals"]) == set()
+    assert await following.remove_moved(group.backend, GROUP, seen, TOTALS) == set()
     assert raw.exists(GROUP.table(0, "totals")) and await following.moved(group.backend, GROUP, [0]) == set()
     seen = await following.done_at(group.backend, GROUP, [0])
     for _ in range(2):
-        assert await following.remove_moved(group.backend, GROUP, seen, ["totals"]) == {0}
+        assert await following.remove_moved(group.backend, GROUP, seen, TOTALS) == {0}
     assert not raw.exists(GROUP.table(0, "totals")) and await following.moved(group.backend, GROUP, [0]) == {
         0
     }
@@ -123,7 +125,7 @@ async def test_nothing_is_committed_before_a_partition_is_open(group: Group) -> 
 async def test_only_the_owner_that_has_waited_copies_and_only_until_it_is_open(group: Group) -> None:
     """A copy that comes late would undo what was committed since."""
     await streams.register(group.backend, GROUP, GROWN, "earliest")
-    old, (values, index) = GROUP.table(0, "totals"), GROUP.tables(3, ["totals"])
+    old, (values, index) = GROUP.table(0, "totals"), GROUP.tables(3, TOTALS)
     stored = {b"customer-%d" % n: b"%d v" % n if n % 2 else b" v" for n in range(300)}
     keys = {key: value for key, value in stored.items() if GROWN.path_of(key)[0] == 0}
     mine = {key: value for key, value in keys.items() if GROWN.partition_of(key) == 3}
@@ -134,7 +136,7 @@ async def test_only_the_owner_that_has_waited_copies_and_only_until_it_is_open(g
         owner: str = "w1", waited: tuple[int, ...] = (0, 1), more: int = 0, durability: Durability = MEMORY
     ) -> bool:
         known = Acquired(lock.epoch + more, lock.checkpoint, 0, 0, "log", waits_for=waited)
-        how = GROWN, StartRunner(3, owner, known), {"totals": 0}, lambda _: True, durability
+        how = GROWN, StartRunner(3, owner, known), {"totals": (Lifetime(), 0)}, lambda _: True, durability
         return await inheriting.take_over(group.backend, GROUP, *how)
 
     assert not await takes_over(owner="w2")

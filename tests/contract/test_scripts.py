@@ -10,6 +10,7 @@ import pytest
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.protocols.membership.mending import fingerprint
+from streamworker.core.time.lifetimes import Lifetime
 from streamworker.errors import BackendError, BackendRefused
 from streamworker.redisio import scripts
 from streamworker.redisio.data import commit, streams
@@ -45,7 +46,7 @@ _COMMIT = CommitRequest(
     batch=batch_of(2),
     state={"a": b"1", "b": None},
     dead=[DeadEntry(EntryId(2, 0), {b"v": b"x"}, "no", 1)],
-    tables={"totals": 0},
+    tables={"totals": Lifetime()},
     outbox=OutboxWrite("", [message(2)], 100),
     trim=True,
     acked_trim_rows=1,
@@ -64,7 +65,7 @@ class Call:
 LOCK, EVENTS, ACKED, DEAD = GROUP.lock(0), GROUP.events(0), GROUP.acked(0), GROUP.dead(0)
 GROUPS, COUNTS = GROUP.groups(0), GROUP.counts(0)
 OUTBOX = GROUP.outbox(0)
-VALUES, INDEX = GROUP.tables(0, ["totals"])
+VALUES, INDEX = GROUP.tables(0, {"totals": Lifetime()})
 
 
 def in_partition(script: Script, **named: Any) -> Call:
@@ -116,6 +117,7 @@ CALLS = {
             owner="w1",
             epoch=5,
             parents="0 1",
+            is_called="1",
             pairs=["ann", "99 x"],
         ),
         in_partition(
@@ -146,7 +148,19 @@ CALLS = {
             limit=10,
             records=[1, "v", "a"],
         ),
-        in_partition(scripts.EXPIRE, tables=GROUP.tables(0, ["totals"]), owner="w1", epoch=5, most=100),
+        in_partition(
+            scripts.EXPIRE, tables=GROUP.tables(0, {"totals": Lifetime()}), owner="w1", epoch=5, most=100
+        ),
+        in_partition(
+            scripts.RETIME,
+            values=VALUES,
+            before=INDEX,
+            index=GROUP.due(0, "totals"),
+            owner="w1",
+            epoch=5,
+            is_called="1",
+            most=100,
+        ),
         in_partition(scripts.OPEN_OUTBOX),
         in_partition(
             scripts.SEND_ONCE,

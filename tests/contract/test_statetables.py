@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from streamworker.core.data.placement import Placement
+from streamworker.core.time.lifetimes import Lifetime
 from streamworker.redisio.data.commit import CommitCode, CommitRequest
 from streamworker.redisio.data.statetables import TableReads, count_values, expire_many, read_fields
 from tests.contract.support import GROUP, Group, request
@@ -14,7 +15,8 @@ from tests.helpers import wait_for_async
 pytestmark = pytest.mark.anyio
 
 HOUR_MS = 3_600_000
-VALUES, INDEX = GROUP.tables(0, ["totals"])
+TOTALS = {"totals": Lifetime()}
+VALUES, INDEX = GROUP.tables(0, TOTALS)
 
 
 async def commits(group: Group, *changes: dict[str, int | None], ttl_ms: int = 0) -> list[CommitRequest]:
@@ -24,13 +26,17 @@ async def commits(group: Group, *changes: dict[str, int | None], ttl_ms: int = 0
     for entry, change in zip(entries, changes, strict=True):
         values = {("totals", key.encode()): None if n is None else b"%d" % n for key, n in change.items()}
         before = made[-1].new if made else lock.checkpoint
-        made.append(replace(request(lock, [entry], state=values, previous=before), tables={"totals": ttl_ms}))
+        made.append(
+            replace(
+                request(lock, [entry], state=values, previous=before), tables={"totals": Lifetime(ttl_ms)}
+            )
+        )
     return made
 
 
 async def values_of(group: Group) -> dict[bytes, bytes]:
     """Return all values of the table in partition 0 that have not expired."""
-    return await TableReads(group.backend, GROUP, "totals", 0, Placement(1)).scan(0)
+    return await TableReads(group.backend, GROUP, "totals", Lifetime(), 0, Placement(1)).scan(0)
 
 
 async def done(group: Group, requests: Sequence[CommitRequest]) -> int:
@@ -48,7 +54,7 @@ async def test_a_commit_sets_and_deletes_keys_of_a_table(group: Group) -> None:
     assert await values_of(group) == {b"ann": b"3", b"eve": b"4"}
     assert (await group.commit(second)).code is CommitCode.DUP
     assert (await group.commit(first)).code is CommitCode.GAP
-    assert await count_values(group.backend, GROUP, "totals", [0]) == {0: 2}
+    assert await count_values(group.backend, GROUP, TOTALS, [0]) == {0: 2}
 
 
 @pytest.mark.parametrize("ttl_ms", [0, HOUR_MS])
@@ -87,12 +93,12 @@ async def test_what_has_expired_is_seen_by_nobody_before_it_is_removed(group: Gr
         return await values_of(group) == {}
 
     await wait_for_async(unseen, "the values have expired")
-    assert await count_values(group.backend, GROUP, "totals", [0]) == {0: 0}
+    assert await count_values(group.backend, GROUP, TOTALS, [0]) == {0: 0}
     assert await group.backend.execute("HLEN", VALUES) == 2_500
     lock = await group.lock()
-    await expire_many(group.backend, GROUP, ["totals"], {0: ("w2", lock.epoch)})
+    await expire_many(group.backend, GROUP, TOTALS, {0: ("w2", lock.epoch)})
     assert await group.backend.execute("HLEN", VALUES) == 2_500
-    await expire_many(group.backend, GROUP, ["totals"], {0: ("w1", lock.epoch)})
+    await expire_many(group.backend, GROUP, TOTALS, {0: ("w1", lock.epoch)})
     assert await group.backend.execute("EXISTS", VALUES) == 0
     assert await group.backend.execute("EXISTS", INDEX) == 0
 
@@ -103,17 +109,17 @@ async def test_a_commit_removes_some_of_what_has_expired(group: Group) -> None:
     await done(group, [old])
 
     async def unseen() -> bool:
-        return await count_values(group.backend, GROUP, "totals", [0]) == {0: 0}
+        return await count_values(group.backend, GROUP, TOTALS, [0]) == {0: 0}
 
     await wait_for_async(unseen, "the values have expired")
-    await done(group, [replace(new, tables={"totals": HOUR_MS})])
+    await done(group, [replace(new, tables={"totals": Lifetime(HOUR_MS)})])
     assert await group.backend.execute("HLEN", VALUES) == 300 + 1 - 101
 
 
 async def test_a_table_that_keeps_values_for_ever_from_now_on_keeps_them(group: Group) -> None:
     """What is written again is not removed at the time that it had before."""
     old, new = await commits(group, {"ann": 1, "bob": 1}, {"ann": 2}, ttl_ms=HOUR_MS)
-    await done(group, [old, replace(new, tables={"totals": 0})])
+    await done(group, [old, replace(new, tables={"totals": Lifetime(0)})])
     values, _ = await read_fields(group.backend, VALUES, [b"ann"])
     assert values == [b" 2"]
     assert await group.backend.execute("ZRANGE", INDEX, 0, -1) == [b"bob"]

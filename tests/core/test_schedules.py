@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamworker.core.data.schedules import (
+from streamworker.core.rules import check_values
+from streamworker.core.time.schedules import (
     CHOICES,
     LATE_MS,
     Cron,
@@ -18,7 +19,6 @@ from streamworker.core.data.schedules import (
     due,
     every,
 )
-from streamworker.core.rules import check_values
 from streamworker.errors import ConfigurationError
 
 PARIS = ZoneInfo("Europe/Paris")

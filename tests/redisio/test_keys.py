@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamworker.core.time.lifetimes import Lifetime
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.group.operations import HASHES, KEY_TABLE
 from streamworker.redisio.keys import GroupKeys, KeyRow, StreamKeys, check_name, declared_by
@@ -57,7 +58,7 @@ def test_groups_and_streams_agree_about_the_entries() -> None:
 
 def test_the_table_has_the_true_form_of_each_kind_of_key() -> None:
     """docs/redis-keys.md is made from it."""
-    of_stream = {STREAM.meta, STREAM.events(0), STREAM.seen(0, "ID"), *GROUP.tables(0, ["TABLE"])}
+    of_stream = {STREAM.meta, STREAM.events(0), STREAM.seen(0, "ID"), *GROUP.tables(0, {"TABLE": Lifetime()})}
     of_group = {GROUP.lock(0), *GROUP.outbox(0)[:2], GROUP.members, *map(GROUP.of_group, HASHES)}
     forms = {row.key.replace(".P}", ".0}") for row in KEY_TABLE}
     assert of_stream | of_group | {declared_by("app")} <= forms

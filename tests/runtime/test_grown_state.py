@@ -17,6 +17,7 @@ import pytest
 from streamworker import App, Context, Stream, Table
 from streamworker.core.data.placement import Placement
 from streamworker.core.events import StartRunner
+from streamworker.core.time.lifetimes import Lifetime
 from streamworker.errors import BackendUnavailable
 from streamworker.redisio.admin import growth, inheriting
 from streamworker.redisio.data.state import TIMERS, read_state, scan_hash
@@ -158,7 +159,7 @@ async def check_tables(shop: Shop) -> None:
 
 async def removed(backend: Backend, *counts: int) -> None:
     """Wait until the old partitions have no tables and no state."""
-    tables = ["totals", "parity"]
+    tables = dict.fromkeys(("totals", "parity"), Lifetime())
     old = [key for p in range(Placement(*counts).base) for key in (KEYS.state(p), *KEYS.tables(p, tables))]
 
     async def are_gone() -> bool:

@@ -128,7 +128,7 @@ async def test_a_timer_waits_for_no_entry_that_somebody_deleted(redis_url: str) 
             await desk.producer.send(Order(number, "x" * 1_000_000))
         ids = await desk.ids()
         running = await desk.start(app.registry.processors["price"])
-        [timer] = running.runner.intake.timers._timers
+        [timer] = running.runner.intake.timers.calls
         await wait_for_async(lambda: timer.held and str(timer.held[1]) == ids[-1], "a tick waits")
         await desk.backend.execute("XDEL", desk.keys.events(0), *ids[-2:])
         go_on.set()

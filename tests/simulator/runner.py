@@ -8,8 +8,8 @@ from streamworker.core import events as ev
 from streamworker.core.data.channel import AppendReply
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.outbox import START, Message, OutboxPosition, Standing, Target
-from streamworker.core.data.schedules import Due, due
 from streamworker.core.ownership.locks import Acquired
+from streamworker.core.time.schedules import Due, due
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.data.outbox import Heads, OutboxWrite
 from tests.simulator.process import Process, T

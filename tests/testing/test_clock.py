@@ -13,7 +13,7 @@ import pytest
 
 from streamworker import App, Context
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.schedules import When
+from streamworker.core.time.schedules import When
 from streamworker.errors import ConfigurationError
 from streamworker.testing import MemoryServer, local_worker
 

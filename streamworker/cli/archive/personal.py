@@ -201,7 +201,7 @@ class Eraser:
         for table in spec.tables:
             gone = 0
             for partition in self._partitions:
-                values, expiry = keys.tables(partition, [table.name])
+                values, ends = keys.tables(partition, {table.name: table.lifetime})
                 fields = [
                     name
                     async for page in scan_hash(self._backend, values)
@@ -209,8 +209,8 @@ class Eraser:
                     if leading_key(name, table.leading) == self._key
                 ]
                 if fields and not self._dry_run:
-                    # The value first: one that nobody can find by its expiry would never go.
-                    asked: list[Sequence[Argument]] = [("HDEL", values, *fields), ("ZREM", expiry, *fields)]
+                    # The value first: one that nobody can find by its end would never go.
+                    asked: list[Sequence[Argument]] = [("HDEL", values, *fields), ("ZREM", ends, *fields)]
                     gone += all_answered(await self._backend.pipeline(asked))[0]
                 else:
                     gone += len(fields)

@@ -16,6 +16,7 @@ from streamworker.core.control import RequestMade
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
 from streamworker.core.ownership.locks import Held
 from streamworker.core.text import storable
+from streamworker.core.time.lifetimes import Lifetimes
 from streamworker.core.words import checkpoint_text, counted, ranges
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import CoordinationError, StreamworkerError
@@ -173,7 +174,7 @@ async def _reset(
             for move in moves
         ],
     )
-    tables = [table.name for table in spec.tables]
+    tables = spec.lifetimes
     say(*_told("Moves", moves), *await _stays(backend, spec, moves, clear_tables))
     if again := [move for move in moves if move.waits_for]:
         first = {p for move in again for p in move.waits_for}
@@ -193,7 +194,7 @@ async def _reset(
                     for each in moves:  # Nobody opens what follows, and the others are done or stand still.
                         await clear_state(backend, keys, each.partition)
                 owner = "" if is_run else move.owner
-                await _move(backend, keys, move, owner, tables if clear_tables else (), durability)
+                await _move(backend, keys, move, owner, tables if clear_tables else {}, durability)
                 moved.append(move)
         finally:
             for move in filter(lambda move: move.waits_for, moved):
@@ -365,7 +366,7 @@ def _in_order(moves: list[Move]) -> list[Move]:
 
 
 async def _move(
-    backend: Backend, keys: GroupKeys, move: Move, owner: str, clear: Iterable[str], durability: Durability
+    backend: Backend, keys: GroupKeys, move: Move, owner: str, clear: Lifetimes, durability: Durability
 ) -> None:
     done = await move_checkpoint(
         backend,

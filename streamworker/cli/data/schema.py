@@ -188,6 +188,6 @@ async def _table(backend: Backend, spec: TableSpec) -> list[Finding]:
                 bad.append(_reason(error))
     if not bad:
         return []
-    count = sum((await count_values(backend, keys, spec.name, partitions)).values())
+    count = sum((await count_values(backend, keys, {spec.name: spec.lifetime}, partitions)).values())
     what = f"{len(bad)} of the sampled values cannot be read"
     return [Finding(spec.name, what, f"breaks: {count:,} stored values; {bad[0]}", True)]

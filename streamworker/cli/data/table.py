@@ -41,8 +41,8 @@ def list_tables(path: AppPath, json: AsJson = False) -> None:
     for view in ask(app, _views, app):
         spec = app.registry.tables[view.name].spec
         names = {"table": spec.name, "processor": spec.processor, "stream": spec.stream.name}
-        facts.append({**names, "ttl_ms": spec.ttl_ms, "keys": view.keys, "bytes": view.bytes})
-        ttl = duration(spec.ttl_ms) if spec.ttl_ms else "for ever"
+        facts.append({**names, "ttl_ms": spec.lifetime.ttl_ms, "keys": view.keys, "bytes": view.bytes})
+        ttl = duration(spec.lifetime.ttl_ms) if spec.lifetime.ttl_ms else "for ever"
         rows.append((*names.values(), ttl, view.keys, memory(view.bytes)))
     columns = ("table", "processor", "stream", "ttl", "keys", "memory")
     print_found(json, facts, f"App {app.name!r} has no tables.", columns, rows)
@@ -128,7 +128,7 @@ async def _views(backend: Backend, app: App) -> list[TableView]:
     for spec in (table.spec for table in app.registry.tables.values()):
         keys = GroupKeys(app.name, spec.stream.name, spec.processor)
         partitions = await holders(backend, keys, spec.stream.placement)
-        views.append(await view_table(backend, keys, spec.name, partitions))
+        views.append(await view_table(backend, keys, {spec.name: spec.lifetime}, partitions))
     return views
 
 

@@ -74,7 +74,8 @@ async def _key_types(backend: Backend, app: App) -> Check:
     for spec in app.registry.processors.values():
         expected |= health.types_of_keys(app.name, spec.stream.name, spec.stream.placement.total, spec.name)
         for p, table in product(spec.stream.placement.all, spec.tables):
-            expected |= zip(group_keys(spec).tables(p, [table.name]), ("hash", "zset"), strict=True)
+            its = group_keys(spec).tables(p, {table.name: table.lifetime})
+            expected |= zip(its, ("hash", "zset"), strict=True)
     try:
         wrong = await health.wrong_types(backend, expected)
     except StreamworkerError as error:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from streamworker.core.data.inheriting import beside, inherited
 from streamworker.core.data.placement import Placement, leading_key
 from streamworker.core.events import StartRunner
+from streamworker.core.time.lifetimes import Lifetime
 from streamworker.redisio.data.state import RUN, TIMERS, scan_hash
 from streamworker.redisio.group.following import unfinished
 from streamworker.redisio.group.locks import numbers
@@ -41,7 +42,7 @@ async def take_over(
     keys: GroupKeys,
     placement: Placement,
     start: StartRunner,
-    tables: Mapping[str, int],
+    tables: Mapping[str, tuple[Lifetime, int]],
     goes_on: Callable[[str], bool],
     durability: Durability,
 ) -> bool:
@@ -50,9 +51,9 @@ async def take_over(
     Each call waits until it is durable: a failover could lose it, and leave the lock by which the partition
     is opened.
 
-    ``tables`` has by name how many parts of a table's key are the stream's key. ``goes_on`` gets what was
-    copied in words, and says whether to copy more. If it does and the result is False, the partition must be
-    acquired again.
+    ``tables`` has by name how a table's values end, and how many parts of its key are the stream's key.
+    ``goes_on`` gets what was copied in words, and says whether to copy more. If it does and the result is
+    False, the partition must be acquired again.
     """
     partition, parents, copied = start.partition, start.lock.waits_for, 0
     said = " and ".join(map(str, parents))
@@ -60,7 +61,9 @@ async def take_over(
     generation = next(n for n, its in enumerate(placement.generations) if partition in its)
     placement = Placement(*placement.counts[: generation + 1])
 
-    async def fill(values: str, index: Sequence[str], pairs: Mapping[bytes, bytes]) -> bool:
+    async def fill(
+        values: str, index: Sequence[str], pairs: Mapping[bytes, bytes], *, is_called: bool = False
+    ) -> bool:
         flat = [part for pair in pairs.items() for part in pair]
         for at in range(0, len(flat), FILL_WORDS):
             call = FILL.call(
@@ -70,6 +73,7 @@ async def take_over(
                 owner=start.owner,
                 epoch=start.lock.epoch,
                 parents=numbers(parents),
+                is_called=int(is_called),
                 pairs=flat[at : at + FILL_WORDS],
             )
             (reply,) = all_answered(await backend.run_many(FILL, [call], durability=durability))
@@ -92,8 +96,8 @@ async def take_over(
     )
     if not await fill(keys.state(partition), (), state):
         return False
-    for table, leading in tables.items():
-        values, index = keys.tables(partition, [table])
+    for table, (lifetime, leading) in tables.items():
+        values, index = keys.tables(partition, {table: lifetime})
         for parent in parents:
             async for page in scan_hash(backend, keys.table(parent, table)):
                 mine = {
@@ -101,12 +105,23 @@ async def take_over(
                     for field, value in page.items()
                     if placement.partition_of(leading_key(field, leading) or b"") == partition
                 }
-                if not await fill(values, [index], mine):
+                if lifetime.is_called and mine:
+                    mine = await _with_ends(backend, keys.due(parent, table), mine)
+                if not await fill(values, [index], mine, is_called=lifetime.is_called):
                     return False
                 copied += len(mine)
                 if not goes_on(f"has taken over {copied:,} keys of {table} from {said}"):
                     return False
     return True
+
+
+async def _with_ends(backend: Backend, due: str, values: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """Return values behind their ends, which an index tells."""
+    ends = all_answered(await backend.pipeline([("ZSCORE", due, field) for field in values]))
+    return {
+        field: value if end is None else b"%d%s" % (int(end), value)
+        for (field, value), end in zip(values.items(), ends, strict=True)
+    }
 
 
 def _of_timers(states: Sequence[Mapping[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:

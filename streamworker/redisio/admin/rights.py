@@ -73,7 +73,7 @@ _DAMAGED = Grant(("getrange", "memory|usage", "rename", "set", "unlink"), ("memb
 _GROWS = (
     Grant(("xsetid",), ("events",)),
     Grant(("hkeys",), ("groups",)),
-    Grant(("unlink",), ("table", "expiry", "state")),
+    Grant(("unlink",), ("table", "expiry", "due", "state")),
 )
 """Rights to let a stream grow, to go on when somebody has left that, and to remove what has moved."""
 _DAMAGED_BEATS = Grant(("getrange", "memory|usage", "rename", "unlink"), ("beats", "damaged"))
@@ -129,14 +129,18 @@ ROLES = (
         (
             Grant(("xrevrange",), ("control",), read_only=True),
             Grant(("memory|usage",), ("state",), read_only=True),
-            Grant(("hlen", "memory|usage", "zcount"), ("table", "expiry"), read_only=True),
+            Grant(
+                ("exists", "hlen", "memory|usage", "zcard", "zcount", "zrange"),
+                ("table", "expiry", "due"),
+                read_only=True,
+            ),
         ),
     ),
     Role(
         "lookup",
         Grant(
             (*_CONNECT, "hgetall", "hlen", "hmget", "memory|usage", "zcount"),
-            ("table", "expiry"),
+            ("table", "expiry", "due"),
             read_only=True,
         ),
         # Where values are while a stream grows.
@@ -150,7 +154,7 @@ ROLES = (
             *(_DOCUMENTS, _DAMAGED, _DAMAGED_BEATS, *_GROWS),
             Grant(("xdel",), ("dead", "outbox")),
             Grant(("scan",), ("members",)),
-            Grant(("memory|usage",), ("table", "expiry")),
+            Grant(("memory|usage",), ("table", "expiry", "due")),
         ),
     ),
 )

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from streamworker.core.data.entries import EntryId
+from streamworker.core.time.lifetimes import Lifetimes, Timed
 from streamworker.errors import BackendError, ConfigurationError, RecordError
 from streamworker.records.entries import StoredEntry
 from streamworker.redisio.data.ackedlog import AckedBatch
@@ -96,8 +97,8 @@ class CommitRequest:
     """The field of the timer whose call this owner committed last, and its value since; empty for none."""
     state: Mapping[str | tuple[str, bytes], bytes | None] = field(default_factory=dict)
     """Keyed state to set, by its name, or by a table and a key; a value of None deletes the field."""
-    tables: Mapping[str, int] = field(default_factory=dict)
-    """The processor's tables, and how many ms each keeps a value; 0 for ever."""
+    tables: Lifetimes = field(default_factory=dict)
+    """The processor's tables."""
     dead: Sequence[DeadEntry] = ()
     outbox: OutboxWrite | None = None
     """Messages for other streams; None adds none."""
@@ -211,13 +212,15 @@ def _results(keys: GroupKeys, request: CommitRequest) -> dict[str, Any]:
     """Return the results that a batch and the call of a timer may have: state, tables and messages."""
     sets: list[Argument] = []
     dels: list[Argument] = []
-    tables: dict[str, tuple[list[Argument], list[Argument]]] = {name: ([], []) for name in request.tables}
+    tables: dict[str, tuple[list[Argument], ...]] = {name: ([], [], []) for name in request.tables}
     for name, value in request.state.items():
         if isinstance(name, tuple):
             table, key = name
-            its_sets, its_dels = tables[table]
+            its_sets, its_timed, its_dels = tables[table]
             if value is None:
                 its_dels.append(key)
+            elif type(value) is Timed:
+                its_timed += (key, b" " + value, value.until_ms)
             else:
                 its_sets += (key, b" " + value)
         elif value is None:
@@ -225,10 +228,12 @@ def _results(keys: GroupKeys, request: CommitRequest) -> dict[str, Any]:
         else:
             sets += (name, value)
     changes: list[Argument] = []
-    for name, (its_sets, its_dels) in tables.items():
-        changes += (request.tables[name], len(its_sets) // 2, *its_sets, len(its_dels), *its_dels)
+    for name, (its_sets, its_timed, its_dels) in tables.items():
+        its = request.tables[name]
+        changes += (its.ttl_ms, int(its.is_called), len(its_sets) // 2, *its_sets)
+        changes += (len(its_timed) // 3, *its_timed, len(its_dels), *its_dels)
     return {
-        "tables": keys.tables(request.partition, tables) if tables else (),
+        "tables": keys.tables(request.partition, request.tables) if tables else (),
         "sets": sets,
         "dels": dels,
         "changes": changes,

@@ -7,12 +7,13 @@ who may read no locks reads only a stream that has never grown.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from streamworker.core.data.inheriting import LOCK_FIELDS, Where, counted, where_now
 from streamworker.core.data.placement import Placement, leading_key
 from streamworker.core.snapshot import TableView
+from streamworker.core.time.lifetimes import Lifetime, Lifetimes
 from streamworker.errors import BackendError, BackendRefused, BackendUnavailable
 from streamworker.records.statetables import alive
 from streamworker.redisio.data.maps import follow_maps
@@ -24,6 +25,8 @@ from streamworker.redisio.wire.info import ms_of, pairs_of
 
 LOOKS_MAX = 10
 """How often a read begins anew since values have gone on meanwhile."""
+OVERDUE_MS = 60_000
+"""From then on a call for a value that has ended counts as overdue."""
 EXPIRED_MAX = 1_000
 """Values that one call removes of each table. It takes the server about a millisecond."""
 
@@ -34,6 +37,12 @@ async def read_fields(backend: Backend, key: str, fields: Sequence[bytes]) -> tu
     return values, ms_of(time)
 
 
+async def read_ended(backend: Backend, index: str, upto_ms: int, most: int) -> list[bytes]:
+    """Return the keys of the values that have ended, in the order of their ends."""
+    found: list[bytes] = await backend.execute("ZRANGEBYSCORE", index, "-inf", upto_ms, "LIMIT", 0, most)
+    return found
+
+
 @dataclass(frozen=True)
 class TableReads:
     """Reads one table."""
@@ -42,6 +51,7 @@ class TableReads:
     keys: GroupKeys
     """Those of the processor that writes it."""
     table: str
+    lifetime: Lifetime
     leading: int
     """How many of the parts of its keys are the stream's key; 0 if the whole key is."""
     placement: Placement
@@ -110,7 +120,8 @@ class TableReads:
         asked = list(partitions)
         replies = await self.backend.pipeline([("HMGET", self.keys.lock(p), *LOCK_FIELDS) for p in asked])
         here = [p for p, lock in zip(asked, replies, strict=True) if self._where(lock, False) is Where.HERE]
-        counted = await count_values(self.backend, self.keys, self.table, here) if here else {}
+        its = {self.table: self.lifetime}
+        counted = await count_values(self.backend, self.keys, its, here) if here else {}
         return sum(counted.values()) + sum([len(await self.scan(p)) for p in asked if p not in counted])
 
     def _looks(self) -> Iterator[int]:
@@ -148,10 +159,11 @@ class TableReads:
 
 
 async def count_values(
-    backend: Backend, keys: StreamKeys, table: str, partitions: Iterable[int]
+    backend: Backend, keys: StreamKeys, table: Lifetimes, partitions: Iterable[int]
 ) -> dict[int, int]:
-    """Return how many values a table has in each partition, without those that have expired."""
-    names = {p: keys.tables(p, [table]) for p in partitions}
+    """Return how many values one table has in each partition, without those that have expired."""
+    names = {p: keys.tables(p, table) for p in partitions}
+    (its,) = table.values()
     # TIME follows a command with a key, so that on a Cluster it goes to the same node.
     asked: list[tuple[str, ...]] = [
         command for key, _ in names.values() for command in (("HLEN", key), ("TIME",))
@@ -163,7 +175,7 @@ async def count_values(
         for command in (("HLEN", key), ("ZCOUNT", index, "-inf", str(ms_of(time))))
     ]
     found = all_answered(await backend.pipeline(asked))
-    return {p: found[2 * n] - found[2 * n + 1] for n, p in enumerate(names)}
+    return {p: found[2 * n] - (0 if its.is_called else found[2 * n + 1]) for n, p in enumerate(names)}
 
 
 async def holders(backend: Backend, keys: GroupKeys, placement: Placement) -> Mapping[int, bool]:
@@ -178,23 +190,47 @@ async def holders(backend: Backend, keys: GroupKeys, placement: Placement) -> Ma
 
 
 async def view_table(
-    backend: Backend, keys: StreamKeys, table: str, partitions: Mapping[int, bool]
+    backend: Backend, keys: StreamKeys, table: Lifetimes, partitions: Mapping[int, bool]
 ) -> TableView:
-    """Count a table's keys in some partitions, or only estimate what they need.
+    """Count one table's keys in some partitions, or only estimate what they need.
 
     ``MEMORY USAGE`` estimates memory from a few values of each.
     """
-    found = await count_values(
-        backend, keys, table, [p for p, is_counted in partitions.items() if is_counted]
-    )
-    names = [name for partition in partitions for name in keys.tables(partition, [table])]
+    ((table_name, lifetime),) = table.items()
+    counted_in = [p for p, is_counted in partitions.items() if is_counted]
+    found = await count_values(backend, keys, table, counted_in)
+    names = [name for partition in partitions for name in keys.tables(partition, table)]
     sizes = await backend.pipeline([("MEMORY", "USAGE", name) for name in names])
     is_known = not any(isinstance(size, BackendError) for size in sizes)
-    return TableView(table, sum(found.values()), sum(size or 0 for size in sizes) if is_known else None)
+    size = sum(size or 0 for size in sizes) if is_known else None
+    view = TableView(table_name, sum(found.values()), size)
+    return await _with_due(backend, keys, view, lifetime, counted_in) if lifetime.is_called else view
+
+
+async def _with_due(
+    backend: Backend, keys: StreamKeys, view: TableView, lifetime: Lifetime, partitions: Sequence[int]
+) -> TableView:
+    if not partitions:
+        return view
+    indices = [keys.due(p, view.name) for p in partitions]
+    now_ms = ms_of(all_answered(await backend.pipeline([("EXISTS", indices[0]), ("TIME",)]))[1])
+    late_ms = -1 if lifetime.is_event_time else now_ms - OVERDUE_MS
+    asked: list[tuple[str | int, ...]] = [
+        command
+        for index in indices
+        for command in (
+            ("ZCARD", index),
+            ("ZRANGE", index, 0, 0, "WITHSCORES"),
+            ("ZCOUNT", index, "-inf", late_ms),
+        )
+    ]
+    found = all_answered(await backend.pipeline(asked))
+    first = [int(its[1]) for its in found[1::3] if its]
+    return replace(view, due=sum(found[::3]), next_ms=min(first, default=None), overdue=sum(found[2::3]))
 
 
 async def expire_many(
-    backend: Backend, keys: GroupKeys, tables: Sequence[str], owners: Mapping[int, tuple[str, int]]
+    backend: Backend, keys: GroupKeys, tables: Lifetimes, owners: Mapping[int, tuple[str, int]]
 ) -> None:
     """Remove what has expired in some partitions, given the owner and epoch of each. It may be repeated.
 

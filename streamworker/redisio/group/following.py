@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 
 from streamworker.core.data.placement import Placement
 from streamworker.core.events import StartRunner
+from streamworker.core.time.lifetimes import Lifetimes
 from streamworker.redisio.group.locks import answered, numbered, numbers
 from streamworker.redisio.keys import GroupKeys, map_in, number
 from streamworker.redisio.scripts import FINISH, OPEN, REMOVE, checked
@@ -120,7 +121,7 @@ async def done_at(backend: Backend, keys: GroupKeys, partitions: Collection[int]
 
 
 async def remove_moved(
-    backend: Backend, keys: GroupKeys, epochs: Mapping[int, bytes], tables: Collection[str]
+    backend: Backend, keys: GroupKeys, epochs: Mapping[int, bytes], tables: Lifetimes
 ) -> set[int]:
     """Remove tables and keyed state of old partitions; all that follow have their own. It may be repeated.
 

@@ -10,6 +10,7 @@ from streamworker.core.data.entries import EntryId
 from streamworker.core.events import AcquireLocks, LocksAnswered, MarkLock, StartRunner
 from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stale
 from streamworker.core.snapshot import PauseView, RetryView
+from streamworker.core.time.lifetimes import NO_TABLES, Lifetimes
 from streamworker.errors import BackendError, BackendRefused, ConfigurationError
 from streamworker.redisio.group.operation import Access
 from streamworker.redisio.keys import TICK, GroupKeys, number, whole
@@ -257,7 +258,7 @@ async def move_checkpoint(
     *,
     entries: int,
     owner: str = "",
-    clear: Iterable[str] = (),
+    clear: Lifetimes = NO_TABLES,
     waits_for: Iterable[int] = (),
     durability: Durability = MEMORY,
 ) -> EntryId | Held | None:

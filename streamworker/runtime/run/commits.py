@@ -187,7 +187,7 @@ class Commits:
             trim=bool(entries) and self.trims.with_commit(),
             acked_limit=self.trims.acked_limit,
             acked_trim_rows=self.trims.acked_rows,
-            tables=self.state.ttls,
+            tables=self.state.lifetimes,
         )
         self._previous = last
         if work.timer:

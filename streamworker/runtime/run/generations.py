@@ -164,7 +164,7 @@ class Generations:
         waiting = await following.not_open(self.backend, self.keys, asked)
         self._taken_over = {p: epoch for p, epoch in old.items() if waiting.isdisjoint(children(p))}
         if gone := {p: epoch for p, epoch in self._taken_over.items() if before.get(p) == epoch}:
-            tables = [table.name for table in self.spec.tables]
+            tables = self.spec.lifetimes
             self._moved |= await following.remove_moved(self.backend, self.keys, gone, tables)
 
     async def finish(self) -> None:
@@ -241,7 +241,7 @@ class Generations:
         return ""
 
     async def _take_over(self, start: StartRunner, goes_on: Callable[[str], bool]) -> bool:
-        tables = {table.name: table.leading for table in self.spec.tables}
+        tables = {table.name: (table.lifetime, table.leading) for table in self.spec.tables}
         durability = durability_of(self.settings)
         has_all = await inheriting.take_over(
             self.backend, self.keys, self._placement, start, tables, goes_on, durability

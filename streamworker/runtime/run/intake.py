@@ -15,7 +15,7 @@ from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.risks import START_LOOK_S, TURN_LOOK_S, HeldBack, OthersTurn, turns
 from streamworker.runtime.run.activity import Activity
 from streamworker.runtime.run.commits import Commits
-from streamworker.runtime.run.timers import Timers
+from streamworker.runtime.run.timed.timers import Timers
 from streamworker.runtime.signals import Gate, Signal
 
 

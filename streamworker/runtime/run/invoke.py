@@ -9,7 +9,6 @@ decides what to do about it.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -338,9 +337,9 @@ class Invoker(Results):
         effects = self.effects_of(await self.plain(record), record)
         return self.carried(effects, (entry,)) if self.sends else effects
 
-    async def call_timer(self, at: datetime, attempt: int) -> Effects:
-        """Call the function of a timer, for a planned time."""
-        return await self._call(at, (), (), attempt)
+    async def call_timed(self, argument: Any, attempt: int) -> Effects:
+        """Call a function that is called by time, for a planned time or for values that have ended."""
+        return await self._call(argument, (), (), attempt)
 
     async def _call(
         self, argument: Any, entries: Sequence[Entry], records: Sequence[Any], attempt: int

@@ -24,7 +24,7 @@ from streamworker.core.data.entries import EntryId
 from streamworker.core.data.load import Counters
 from streamworker.core.events import StartRunner
 from streamworker.core.ownership.tries import Tries
-from streamworker.declaring.specs import FunctionMode, ProcessorSpec
+from streamworker.declaring.specs import ExpirySpec, FunctionMode, ProcessorSpec
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.data.state import TIMERS
 from streamworker.runtime.clock import monotonic_ms, monotonic_s
@@ -44,7 +44,8 @@ from streamworker.runtime.run.modes.modes import Mode
 from streamworker.runtime.run.modes.record import RecordMode
 from streamworker.runtime.run.modes.stream import StreamMode
 from streamworker.runtime.run.state import NoState, PartitionState, StateWithTables, TableCache
-from streamworker.runtime.run.timers import Timers
+from streamworker.runtime.run.timed.expiring import Expiry
+from streamworker.runtime.run.timed.timers import PlannedCall, TimedCall, Timers
 from streamworker.runtime.signals import Gate
 from streamworker.runtime.tracing.asking import traced
 from streamworker.settings import Settings
@@ -130,13 +131,13 @@ class PartitionRunner:
         try:
             async with anyio.create_task_group() as tasks:
                 self.ending.tasks = tasks
-                if self.invoker.spec.timers:
+                if self.intake.timers.calls:
                     tasks.start_soon(self.intake.timers.watch)
                 halted = await self.mode.run()
                 await self.commits.flush()
                 if halted:
                     await self._stay_halted(halted)
-                if self.invoker.spec.timers:
+                if self.intake.timers.calls:
                     tasks.cancel_scope.cancel()
         finally:
             self.activity.hide_trouble()
@@ -258,12 +259,29 @@ def build_runner(
     aside.update({record: SetAside(f"Set aside {why}") for record, why in start.lock.aside.items()})
     where = owned, kept, settings.handler_threads
     invoker = invoker_type(spec, *where, routes, aside)
-    calls = [(timer, Invoker(timer.call, *where, routes.also(timer.call.into), {})) for timer in spec.timers]
-    timers = Timers(calls, state, commits, rng, ends_ms)
+    timers = Timers(_timed_calls(spec, where, routes, commits, state, rng), commits, rng, ends_ms)
     intake = Intake(buffer, gate, activity, commits, timers, tries, aside)
     buffer.use(spec.batch)
     mode = mode_type(invoker, intake, rng)
     return PartitionRunner(activity, commits, invoker, intake, mode, ending, on_halted, on_state)
+
+
+def _timed_calls(
+    spec: ProcessorSpec,
+    where: tuple[OwnedPartition, PartitionState, int],
+    routes: Routes,
+    commits: Commits,
+    stored: Mapping[str, bytes],
+    rng: random.Random,
+) -> list[TimedCall]:
+    calls: list[TimedCall] = []
+    for each in spec.by_time:
+        invoker = Invoker(each.call, *where, routes.also(each.call.into), {})
+        if isinstance(each, ExpirySpec):
+            calls.append(Expiry(each, invoker, stored, rng, commits))
+        else:
+            calls.append(PlannedCall(each, invoker, stored, rng))
+    return calls
 
 
 def _types_for(spec: ProcessorSpec) -> tuple[type[Invoker], type[Mode]]:

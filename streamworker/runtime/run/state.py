@@ -19,10 +19,9 @@ commit that was refused, another worker may have written.
 
 import random
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from datetime import datetime
 from itertools import count
-from types import MappingProxyType
 from typing import Any
 
 import anyio
@@ -30,6 +29,7 @@ import msgspec
 
 from streamworker.context import tables_in_call
 from streamworker.core.pauses import Pauses
+from streamworker.core.time.lifetimes import NO_TABLES, Lifetimes, Timed
 from streamworker.declaring.specs import TableSpec
 from streamworker.errors import BackendUnavailable, ConfigurationError, RecordError
 from streamworker.records.codecs import short
@@ -58,8 +58,8 @@ class PartitionState:
     """The state of one partition, as its runner sees it."""
 
     __slots__ = ("_base", "_group")
-    ttls: Mapping[str, int] = MappingProxyType({})
-    """How long the values of each table stay; there are no tables here."""
+    lifetimes: Lifetimes = NO_TABLES
+    """How the values of each table end; there are no tables here."""
 
     def __init__(self, stored: Mapping[str, bytes]) -> None:
         self._base = dict(stored)
@@ -299,6 +299,25 @@ class TableCache:
             self._bytes -= len(field) + len(dropped) + ITEM_BYTES
 
 
+class FirstEnd:
+    """When the values of a table end in one partition, as far as its owner knows.
+
+    The index in Redis tells; commits that are confirmed after a look may have brought an earlier end.
+    """
+
+    def __init__(self) -> None:
+        self.first_ms: int | None = 0
+        """No value ends before; None if none ends. It is 0 before the first look."""
+        self.lowered: Callable[[], None] = lambda: None
+        """Called when an earlier end was committed than any before."""
+
+    def may_be(self, ends_ms: int | None) -> None:
+        """Note that a value ends then."""
+        if ends_ms is not None and (self.first_ms is None or ends_ms < self.first_ms):
+            self.first_ms = ends_ms
+            self.lowered()
+
+
 class StateWithTables(PartitionState):
     """The state of one partition of a processor with tables, and those tables."""
 
@@ -314,7 +333,9 @@ class StateWithTables(PartitionState):
     ) -> None:
         super().__init__(stored)
         self.specs = specs
-        self.ttls = {spec.name: spec.ttl_ms for spec in specs}
+        self.lifetimes = {spec.name: spec.lifetime for spec in specs}
+        self.ends = {name: FirstEnd() for name, its in self.lifetimes.items() if its.is_called}
+        """What is known of the ends at which functions are called."""
         self.partition = partition
         self._backend = backend
         self._keys = keys
@@ -345,13 +366,26 @@ class StateWithTables(PartitionState):
         """Note that Redis has the oldest commit that was not confirmed, since ``at_ms`` if that is known."""
         self._commits += 1
         number, put = self._number, self._cache.put
-        heads = {table: b"%d " % (at_ms + ttl_ms) if ttl_ms else b" " for table, ttl_ms in self.ttls.items()}
+        ends_ms = {name: at_ms + its.ttl_ms if its.ttl_ms else None for name, its in self.lifetimes.items()}
+        told = {name: b"" if ms is None or name in self.ends else b"%d" % ms for name, ms in ends_ms.items()}
         for key, value in self._unconfirmed.pop(0).items():
-            if not isinstance(key, str):
-                table, field = key
-                put((number, table, field), heads[table] + value if value is not None and at_ms else None)
+            if isinstance(key, str):
+                continue
+            table, field = key
+            head, ends = told[table], self.ends.get(table)
+            if type(value) is Timed and ends is None:
+                head = b"%d" % value.until_ms
+            put((number, table, field), b"%s %s" % (head, value) if value is not None and at_ms else None)
+            if ends is not None and value is not None:
+                # A commit that was done before its answer was lost has an unknown time.
+                ends.may_be(value.until_ms if type(value) is Timed else ends_ms[table] if at_ms else 0)
         if at_ms:
             self._clock_ms = at_ms - monotonic_ms()
+
+    def changed_in(self, table: str) -> set[bytes]:
+        """Return the keys of a table that have changed since the last confirmed commit."""
+        layers = (self._group, *self._unconfirmed)
+        return {key[1] for layer in layers for key in layer if not isinstance(key, str) and key[0] == table}
 
     async def read(self, table: str, fields: Sequence[bytes], changes: Changes) -> list[bytes | None]:
         """Return the values of some keys, under the changes of a call; wait while Redis does not answer."""

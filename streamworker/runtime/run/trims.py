@@ -272,7 +272,7 @@ async def expire_once(
     log: BoundLogger,
 ) -> None:
     """Remove values of tables that have expired; partitions that commit do so with each commit, too."""
-    tables = [table.name for table in spec.tables]
+    tables = {name: its for name, its in spec.lifetimes.items() if not its.is_called}
     try:
         if tables:
             owners = {p: (start.owner, start.lock.epoch) for p, start in starts.items()}

@@ -92,11 +92,10 @@ class PartitionSpans:
     def around(self, spec: ProcessorSpec) -> ProcessorSpec:
         """Return a processor each of whose calls has a span around it and its middleware."""
         layer = Layer("tracing", self._around, Parameters(context="ctx"))
-        calls = [(timer, self._timed(timer.name)) for timer in spec.timers]
-        timers = [
-            replace(timer, call=replace(timer.call, layers=(its, *timer.call.layers))) for timer, its in calls
-        ]
-        return replace(spec, layers=(layer, *spec.layers), timers=timers)
+        spec = spec.calling(
+            lambda each: replace(each.call, layers=(self._timed(each.name), *each.call.layers))
+        )
+        return replace(spec, layers=(layer, *spec.layers))
 
     def _timed(self, timer: str) -> Layer:
         def around(context: Context) -> AsyncGenerator[None, None]:

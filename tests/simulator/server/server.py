@@ -18,6 +18,7 @@ from streamworker.core.data.placement import Placement
 from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.registry import from_fields
+from streamworker.core.time.lifetimes import Lifetime
 from streamworker.errors import BackendError, CoordinationError
 from streamworker.records.entries import Entries, as_stored
 from streamworker.redisio import scripts
@@ -363,7 +364,7 @@ class SimulatedServer(StoreBackend):
             self.batches[data] = handled
             request.batch = AckedBatch(len(handled), 0, "none", 0, data, "schema", commit.rows[0].id)
             request.state = self._results(handled)
-            request.tables = {TABLE: 0} if self.has_tables else {}
+            request.tables = {TABLE: Lifetime()} if self.has_tables else {}
         return request
 
     def _results(self, handled: Sequence[Record]) -> dict[str | tuple[str, bytes], bytes | None]:

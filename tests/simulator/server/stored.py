@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.schedules import Every
+from streamworker.core.time.schedules import Every
 from streamworker.records.entries import StoredEntry
 from streamworker.redisio.data.outbox import OutboxWrite
 from tests.simulator.store.values import Other

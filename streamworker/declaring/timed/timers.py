@@ -4,15 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, overload
 
-from streamworker.core.data.schedules import CHOICES, Missed, PlannedTimes, When
-from streamworker.core.data.schedules import cron as cron_
-from streamworker.core.data.schedules import every as every_
 from streamworker.core.rules import check_values
+from streamworker.core.time.schedules import CHOICES, Missed, PlannedTimes, When
+from streamworker.core.time.schedules import cron as cron_
+from streamworker.core.time.schedules import every as every_
 from streamworker.core.units import Duration
-from streamworker.declaring.callables import Co, P, R, Wrapper, look
+from streamworker.declaring.callables import Co, Looked, P, R, Wrapper, look
 from streamworker.declaring.functions import check_into, describe, returned_type
 from streamworker.declaring.options import ProcessorOptions
-from streamworker.declaring.parameters import read_parameters
+from streamworker.declaring.parameters import Parameters, read_parameters
 from streamworker.declaring.registry import DeclaringApp
 from streamworker.declaring.specs import TIMERS_STREAM, FunctionMode, ProcessorSpec, StreamSpec, TimerSpec
 from streamworker.declaring.stream import ByType, IntoStreams, Stream, specs_of
@@ -163,33 +163,45 @@ def timed(
         name = check_name("timer", looked.name)
         check_values({"missed": missed, "when": when}, CHOICES, looked.whose)
         parameters = read_parameters(looked, app.registry.resources, at_time=True)
-        targets = specs_of(into)
-        returned = returned_type(parameters.hints.get("return"))
-        check_into(looked.whose, group.stream, targets, returned, None, False)
-        if any(other.name == name for other in group.timers):
-            whose = f"Processor {group.name!r}" if group.stream.has_records else f"App {group.stream.app!r}"
-            raise ConfigurationError(
-                f"{whose} has two timers named {name!r}.", remedy="Rename one of the functions."
-            )
-        call = replace(
-            group,
-            function=looked.function,
-            mode=FunctionMode.RECORD,
-            is_async=looked.is_async,
-            takes="records",
-            takes_context=bool(parameters.context),
-            parameters=parameters,
-            options=replace(group.options, timeout=None, forward=None),
-            forward=False,
-            output=None,
-            into=targets,
-            timers=(),
-        )
+        check_name_is_free(group, name)
+        call = call_by_time(group, looked, parameters, into)
         spec = TimerSpec(name=name, schedule=schedule(name), missed=missed, when=when, call=call)
         app.registry.keep(replace(group, timers=(*group.timers, spec)))
         return Timer(spec, function)
 
     return bind
+
+
+def check_name_is_free(group: ProcessorSpec, name: str) -> None:
+    """Raise ConfigurationError if a group calls another function of this name by time."""
+    if any(other.name == name for other in group.by_time):
+        whose = f"Processor {group.name!r}" if group.stream.has_records else f"App {group.stream.app!r}"
+        raise ConfigurationError(
+            f"{whose} has two timers named {name!r}.", remedy="Rename one of the functions."
+        )
+
+
+def call_by_time(
+    group: ProcessorSpec, looked: Looked, parameters: Parameters, into: IntoStreams
+) -> ProcessorSpec:
+    """Return how a group calls a function between two batches; ConfigurationError if ``into`` is wrong."""
+    targets, returned = specs_of(into), returned_type(parameters.hints.get("return"))
+    check_into(looked.whose, group.stream, targets, returned, None, False)
+    return replace(
+        group,
+        function=looked.function,
+        mode=FunctionMode.RECORD,
+        is_async=looked.is_async,
+        takes="records",
+        takes_context=bool(parameters.context),
+        parameters=parameters,
+        options=replace(group.options, timeout=None, forward=None),
+        forward=False,
+        output=None,
+        into=targets,
+        timers=(),
+        expiries=(),
+    )
 
 
 def _of_app(app: DeclaringApp) -> ProcessorSpec:

@@ -1,0 +1,50 @@
+"""How long a value of a table lives, and what becomes of it then."""
+
+from collections.abc import Mapping
+from typing import NamedTuple, Self
+
+
+class Lifetime(NamedTuple):
+    """What a table says about the end of its values.
+
+    >>> Lifetime(60_000).ends_ms(1_000), Lifetime().ends_ms(1_000)
+    (61000, None)
+    """
+
+    ttl_ms: int = 0
+    """How long a value lives after it was written; 0 for ever."""
+    is_called: bool = False
+    """Whether a function is called at the end of a value, which stays until then."""
+    is_event_time: bool = False
+    """Whether ends are in the time that records tell, and not in the server's."""
+
+    def ends_ms(self, at_ms: int) -> int | None:
+        """Return when a value ends that is written now without a time of its own."""
+        return at_ms + self.ttl_ms if self.ttl_ms else None
+
+
+Lifetimes = Mapping[str, Lifetime]
+"""The tables of a processor, by name."""
+NO_TABLES: Lifetimes = {}
+
+
+class Timed(bytes):
+    """A stored value that ends at a time of its own.
+
+    >>> value = Timed.at(b"x", 1_000)
+    >>> value, value.until_ms
+    (b'x', 1000)
+    """
+
+    until_ms: int
+    """In ms since 1970."""
+
+    @classmethod
+    def at(cls, body: bytes, until_ms: int) -> Self:
+        """Return a value with its end."""
+        made = cls(body)
+        made.until_ms = until_ms
+        return made
+
+    def __repr__(self) -> str:
+        return repr(bytes(self))

@@ -1,0 +1,1 @@
+"""Functions that are called by time: timers, ends of values of tables, windows."""
