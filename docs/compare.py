@@ -14,7 +14,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from rebalance_picture import draw
-
 from benchmarks.rebalances.changes import Rebalances, Story, tell
 from streamworker.dev.server import EmbeddedServer
 
