@@ -37,7 +37,10 @@ if TYPE_CHECKING:
     from streamworker.declaring.processors import Processor
     from streamworker.declaring.stream import Stream
     from streamworker.declaring.table import Table
+    from streamworker.declaring.timed.expiring import Expired
+    from streamworker.declaring.timed.folding import OpenSession, Window
     from streamworker.declaring.timed.timers import Timer
+    from streamworker.declaring.windows import Sessions, Windowed
     from streamworker.feed import Records
     from streamworker.records import Precision, RecordCodec
     from streamworker.runtime.send.named import Scheduled
@@ -61,8 +64,10 @@ __all__ = [
     "DecodeError",
     "Duration",
     "EntryId",
+    "Expired",
     "Halt",
     "Lease",
+    "OpenSession",
     "Override",
     "Policy",
     "Precision",
@@ -76,6 +81,7 @@ __all__ = [
     "Retry",
     "Scheduled",
     "Sent",
+    "Sessions",
     "Settings",
     "Size",
     "Skip",
@@ -84,6 +90,8 @@ __all__ = [
     "StreamworkerError",
     "Table",
     "Timer",
+    "Window",
+    "Windowed",
 ]
 
 __version__: str
@@ -101,7 +109,10 @@ _HOMES = {
     "declaring.processors": ("Processor",),
     "declaring.stream": ("Stream",),
     "declaring.table": ("Table",),
+    "declaring.timed.expiring": ("Expired",),
+    "declaring.timed.folding": ("OpenSession", "Window"),
     "declaring.timed.timers": ("Timer",),
+    "declaring.windows": ("Sessions", "Windowed"),
     "feed": ("Records",),
     "records": ("Precision", "RecordCodec"),
     "runtime.send.named": ("Scheduled",),

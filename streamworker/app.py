@@ -16,7 +16,7 @@ from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.core.protocols.settings import Coordination
 from streamworker.core.rules import checked
-from streamworker.declaring import data, pipelines, processors, resources
+from streamworker.declaring import data, pipelines, processors, resources, windows
 from streamworker.declaring.registry import DeclaringApp
 from streamworker.declaring.timed import timers
 from streamworker.dev.rendezvous import url_for
@@ -86,6 +86,8 @@ class App(DeclaringApp):
 
     # What is called with records, and what is called by time.
     processor = processors.processor
+    window = windows.window
+    session = windows.session
     timer = timers.timer
     cron = timers.cron
 

@@ -77,7 +77,7 @@ INSIDE = {
     "spark": ("source", "sinks", "pyspark_streamworker", "into", "driver"),
     "declaring": (
         "callables", "parameters", "middleware", "options", "specs", "functions", "stream", "table",
-        "registry", "data", "timed", "processors", "resources", "pipelines",
+        "registry", "data", "timed", "processors", "windows", "resources", "pipelines",
     ),
 }  # fmt: skip
 """The rooms of a part, in their order: a room imports rooms before it, and never one after it. Files of the

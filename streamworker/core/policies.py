@@ -167,6 +167,19 @@ class Retry(Policy):
     __str__ = __repr__
 
 
+class Late(DeadLetter):
+    """What is done about a record that comes when all of its windows are over.
+
+    >>> Late("late by 3.0 s", is_kept=True).reason
+    'late by 3.0 s'
+    """
+
+    def __init__(self, reason: str, *, is_kept: bool) -> None:
+        super().__init__(reason)
+        self.is_kept = is_kept
+        """Whether it becomes a dead letter; it went to a stream of its own otherwise."""
+
+
 CHOICES = (Retry, DeadLetter, Skip, Halt)
 
 

@@ -146,6 +146,19 @@ def duration_text(ms: int) -> str:
     return f"{ms // each} {name}{'' if name == 'ms' or ms == each else 's'}"
 
 
+def lateness_text(ms: int) -> str:
+    """Return how late something is, as people say it.
+
+    >>> lateness_text(33_600), lateness_text(3_000_000), lateness_text(180_000_000)
+    ('33.6 s', '50 minutes', '2.1 days')
+    """
+    if ms < 120_000:
+        return f"{ms / 1_000:.1f} s"
+    if ms < 7_200_000:
+        return f"{ms / 60_000:.0f} minutes"
+    return f"{ms / 3_600_000:.1f} hours" if ms < 172_800_000 else f"{ms / 86_400_000:.1f} days"
+
+
 def size_text(size: int) -> str:
     """Return a size as `size_bytes` reads it, in the largest unit that gives a whole number.
 

@@ -70,7 +70,11 @@ class Registry:
                     f"App {self.app!r} has no processor {name!r}.",
                     remedy=f"Its processors: {', '.join(named) or 'none'}.",
                 )
-        return [named[name] for name in names or self.processors]
+        found = [named[name] for name in names or self.processors]
+        for spec in found:
+            if spec.window is not None and (error := spec.window.lacks()):
+                raise error
+        return found
 
     def check_new(self, kind: Kind, name: str, remedy: str = "Give one of them another name.") -> None:
         """Raise ConfigurationError if the app has declared one of this name before."""

@@ -204,6 +204,11 @@ class ProcessorSpec:
         return () if self.into is None else (self.into,)
 
     @property
+    def window(self) -> "WindowSpec | None":
+        """What its windows are, if it has any."""
+        return next((each.window for each in self.expiries if each.window), None)
+
+    @property
     def by_time(self) -> "Sequence[TimerSpec | ExpirySpec]":
         """The functions that each partition calls between its batches."""
         return (*self.timers, *self.expiries)
@@ -247,6 +252,27 @@ class ExpirySpec:
     call: ProcessorSpec
     """How the function is called: with a key and its value, or a list of such pairs, in place of a record."""
     takes_many: bool
+    window: "WindowSpec | None" = None
+    """What it is of a processor of windows, whose ends are by event time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowSpec:
+    """When windows are closed, and what of a stored value."""
+
+    late_ms: int
+    """How long after their end."""
+    by_clock: bool
+    """Whether event time goes on with the server's clock once the partition has caught up."""
+    ended: Callable[[bytes, bytes, int], tuple[list[Any], bytes | None]]
+    """Returns the pairs of total and window in a field and its value that are over by an event time, and what
+    is left of the value."""
+    returns_totals: bool
+    """Whether the totals are the rows; no function is called for them."""
+    sends: bool
+    """Whether anything is sent when a window closes."""
+    lacks: Callable[[], ConfigurationError | None] = lambda: None
+    """Returns what is missing in the declaration."""
 
 
 @dataclass(frozen=True, kw_only=True)

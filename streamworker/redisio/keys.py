@@ -297,6 +297,10 @@ done. The commit of a timer's call is refused if the field of the state has chan
 has that value already (``tick.lua``)."""
 
 
+EVENT_TIME = "\0event-time"
+"""The field of a partition's state that says how far event time has come there."""
+
+
 SHARED = (*_ROWS, KeyRow("sw:{app.}:declared", "hash"))
 """What is kept under every protocol; ``group.operations`` adds the rest. docs/redis-keys.md says what each
 key holds."""

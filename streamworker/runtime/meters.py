@@ -68,6 +68,9 @@ METERS = {
     ),
     "streamworker_retries_total": Meter("counter", ("processor",), "Calls that were made again."),
     "streamworker_records_dead_total": Meter("counter", ("processor",), "Records that became dead letters."),
+    "streamworker_records_late_total": Meter(
+        "counter", ("processor",), "Records that came when all of their windows were over."
+    ),
     "streamworker_commits_fenced_total": Meter(
         "counter", ("processor",), "Commits that were refused: another worker has the partition, or may have."
     ),

@@ -102,6 +102,10 @@ class Observer:
         """A call that failed is made again now."""
         self._count("streamworker_retries_total", 1, spec.stream.app, spec.name)
 
+    def was_late(self, spec: ProcessorSpec) -> None:
+        """A record came when all of its windows were over."""
+        self._count("streamworker_records_late_total", 1, spec.stream.app, spec.name)
+
     def timer_ran(self, spec: ProcessorSpec, timer: str, late_ms: int) -> None:
         """A timer's function has succeeded; it was called so long after its planned time."""
         self._count("streamworker_timer_runs_total", 1, spec.stream.app, timer)

@@ -46,6 +46,7 @@ from streamworker.runtime.read.collector import rested_collector
 from streamworker.runtime.resources import Resources
 from streamworker.runtime.risks import HeldBack, StartRisks, StoppedAtStart
 from streamworker.runtime.run.failures import describe_error
+from streamworker.runtime.run.runner import PartitionRunner
 from streamworker.runtime.run.trims import keep_unread
 from streamworker.runtime.telling import warn
 from streamworker.runtime.watch.health import Health
@@ -151,6 +152,10 @@ class Worker:
         self._firsts: dict[str, int] = {}
         """For each group the first partition of the oldest generation with which it is not done."""
         self._stopping = False
+
+    def runners(self) -> list[PartitionRunner]:
+        """Return the runners of this worker's partitions, for tests."""
+        return [runner for group in self._groups for runner in group.partitions.running().values()]
 
     async def run(self, on_ready: Callable[[], None] | None = None) -> bool:
         """Run until ``stop`` is called; return whether all partitions were drained and released.

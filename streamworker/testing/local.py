@@ -25,6 +25,7 @@ from streamworker.core.units import Duration, duration_ms, time_ms
 from streamworker.declaring.parameters import Override
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.declaring.timed.timers import Timer
+from streamworker.declaring.windows import Windowed
 from streamworker.errors import BackendUnavailable, ConfigurationError, ProcessingError
 from streamworker.redisio.data.state import ask_for_calls, calls_asked_for
 from streamworker.redisio.group.following import unfinished
@@ -33,6 +34,7 @@ from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import CONNECTIONS, Backend
 from streamworker.runtime.connecting import connected
+from streamworker.runtime.run.runner import PartitionRunner
 from streamworker.runtime.worker import Worker
 from streamworker.testing.clock import LOOK_S
 from streamworker.testing.home import Home, home_of
@@ -199,7 +201,7 @@ class LocalWorker(Stored):
     async def until_drained(self, timeout: float = 30.0) -> None:
         """Wait until each record that was sent is committed by each of the worker's processors.
 
-        That includes the records that these send to other streams.
+        That includes the records that these send to other streams, and windows that records have closed.
 
         Parameters
         ----------
@@ -221,11 +223,13 @@ class LocalWorker(Stored):
             groups = now.processors.values()
             for group in groups:
                 _refuse_halted(group)
-            if any(group.lag or group.outbox for group in groups):
+            runners = self._worker.runners()
+            if any(group.lag or group.outbox for group in groups) or not all(map(_is_settled, runners)):
                 return False
             # The groups were looked at one after the other. What one of them sent to another meanwhile was
             # noticed if the other has committed more since the look before.
             known, before = before, sum(group.committed for group in groups)
+            before += sum(each.intake.timers.ticks for each in runners)
             return not may_send or known == before
 
         await self._until(drained, timeout, once_a_moment=True)
@@ -249,6 +253,39 @@ class LocalWorker(Stored):
             )
         await anyio.sleep(duration_ms(by, "advance") / 1000)
         await self._clock.look(self._clock.jumps - 1)
+
+    async def event_time(self, processor: Windowed[Any, Any], at: datetime, *, timeout: float = 30.0) -> None:
+        """Let event time pass in this worker's partitions, and wait until the windows are closed that end.
+
+        All that was sent is handled before. A record that is later than these windows is late then.
+
+        Parameters
+        ----------
+        processor
+            The processor of the windows, or sessions.
+        at
+            What event time comes to at least, with a zone.
+        timeout
+            Timeout in seconds, of real time.
+
+        Raises
+        ------
+        ConfigurationError
+            If the processor has no windows, this worker does not run it, or the time has no zone.
+        ProcessingError, TimeoutError
+            As :meth:`until_drained`.
+        """
+        at_ms = time_ms(at, "at")
+        keys, _ = self._group_of(processor)
+        if processor.spec.window is None:
+            raise ConfigurationError(
+                f"Processor {keys.group!r} has no windows.", remedy="Name one of @app.window or @app.session."
+            )
+        await self.until_drained(timeout)
+        for runner in self._worker.runners():
+            for call in runner.intake.timers.calls if runner.commits.spec.name == keys.group else ():
+                call.let_pass(at_ms)
+        await self.until_drained(timeout)
 
     async def run(self, timer: Timer[..., Any], *, at: datetime | None = None, timeout: float = 30.0) -> None:
         """Let a timer run now, whatever its schedule says, and wait until its results are committed and sent.
@@ -398,6 +435,10 @@ def quiet_logs(level: str = "error") -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+
+
+def _is_settled(runner: PartitionRunner) -> bool:
+    return not runner.commits.is_committing and runner.intake.timers.is_settled
 
 
 def _in_words(group: GroupSnapshot) -> str:

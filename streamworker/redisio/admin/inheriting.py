@@ -6,15 +6,17 @@ a copy that comes late. What was copied stays where it was until all partitions 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
 
 from streamworker.core.data.inheriting import beside, inherited
 from streamworker.core.data.placement import Placement, leading_key
 from streamworker.core.events import StartRunner
+from streamworker.core.time.eventtime import EventTime
 from streamworker.core.time.lifetimes import Lifetime
 from streamworker.redisio.data.state import RUN, TIMERS, scan_hash
 from streamworker.redisio.group.following import unfinished
 from streamworker.redisio.group.locks import numbers
-from streamworker.redisio.keys import TICK, GroupKeys
+from streamworker.redisio.keys import EVENT_TIME, TICK, GroupKeys
 from streamworker.redisio.scripts import FILL, checked
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import Durability, Undurable
@@ -133,3 +135,5 @@ def _of_timers(states: Sequence[Mapping[bytes, bytes]]) -> Iterator[tuple[bytes,
             yield field, max((value.partition(b"/")[0] for value in found), key=int)
         elif field.startswith(RUN.encode()):
             yield field, found[0]
+        elif field == EVENT_TIME.encode():
+            yield field, reduce(EventTime.joined, map(EventTime.decode, found)).encode()

@@ -27,6 +27,7 @@ from streamworker.core.ownership.tries import Tries
 from streamworker.declaring.specs import ExpirySpec, FunctionMode, ProcessorSpec
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.data.state import TIMERS
+from streamworker.redisio.keys import EVENT_TIME
 from streamworker.runtime.clock import monotonic_ms, monotonic_s
 from streamworker.runtime.forward.moving import OwnedOutbox
 from streamworker.runtime.forward.routing import Routes
@@ -44,6 +45,7 @@ from streamworker.runtime.run.modes.modes import Mode
 from streamworker.runtime.run.modes.record import RecordMode
 from streamworker.runtime.run.modes.stream import StreamMode
 from streamworker.runtime.run.state import NoState, PartitionState, StateWithTables, TableCache
+from streamworker.runtime.run.timed.closing import Closing
 from streamworker.runtime.run.timed.expiring import Expiry
 from streamworker.runtime.run.timed.timers import PlannedCall, TimedCall, Timers
 from streamworker.runtime.signals import Gate
@@ -220,7 +222,12 @@ def build_runner(
     invoker_type, mode_type = _types_for(spec)
     tries = Tries(start.lock, spec.options.policies, mode_type.in_work_max(spec), names_layers)
     spec, spans = traced(spec, partition, settings)  # Its layer is no middleware of the user.
-    own = {name: value for name, value in state.items() if not name.startswith(TIMERS)}
+    has_time = spec.window is not None
+    own = {
+        name: value
+        for name, value in state.items()
+        if not name.startswith(TIMERS) or (has_time and name == EVENT_TIME)
+    }
     kept = PartitionState(own)
     if spec.options.concurrency > 1:
         kept = NoState(spec.name, spec.options.concurrency)
@@ -277,10 +284,12 @@ def _timed_calls(
     calls: list[TimedCall] = []
     for each in spec.by_time:
         invoker = Invoker(each.call, *where, routes.also(each.call.into), {})
-        if isinstance(each, ExpirySpec):
-            calls.append(Expiry(each, invoker, stored, rng, commits))
-        else:
+        if not isinstance(each, ExpirySpec):
             calls.append(PlannedCall(each, invoker, stored, rng))
+        elif each.window is not None:
+            calls.append(Closing(each, each.window, invoker, stored, rng, commits))
+        else:
+            calls.append(Expiry(each, invoker, stored, rng, commits))
     return calls
 
 

@@ -349,6 +349,8 @@ class StateWithTables(PartitionState):
         """The server's clock minus this process's, as the last answer told."""
         self._commits = 0
         """How many commits were confirmed."""
+        self.landed: Callable[[], None] = lambda: None
+        """Called when one is."""
 
     def view(self) -> StateView:
         """Return a new layer for one call, and let the tables show it in this task."""
@@ -381,6 +383,7 @@ class StateWithTables(PartitionState):
                 ends.may_be(value.until_ms if type(value) is Timed else ends_ms[table] if at_ms else 0)
         if at_ms:
             self._clock_ms = at_ms - monotonic_ms()
+        self.landed()
 
     def changed_in(self, table: str) -> set[bytes]:
         """Return the keys of a table that have changed since the last confirmed commit."""

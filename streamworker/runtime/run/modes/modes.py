@@ -22,15 +22,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 
+from structlog.stdlib import BoundLogger
+
 from streamworker.core.data.batching import BatchLimits
 from streamworker.core.data.entries import Entry
 from streamworker.core.pauses import pause_ms
-from streamworker.core.policies import CHOICES, DeadLetter, Halt, Policy, Retry, Skip
+from streamworker.core.policies import CHOICES, DeadLetter, Halt, Late, Policy, Retry, Skip
 from streamworker.core.text import storable
 from streamworker.declaring.specs import FunctionMode, ProcessorSpec
 from streamworker.errors import ProcessingError
 from streamworker.records.entries import REPLAYED_FOR
 from streamworker.redisio.data.commit import DeadEntry
+from streamworker.runtime.clock import monotonic_ms
+from streamworker.runtime.observing import Observer
 from streamworker.runtime.risks import HeldBack
 from streamworker.runtime.run.commits import Work, ids_of, span
 from streamworker.runtime.run.failures import (
@@ -56,9 +60,32 @@ TRACEBACK_MAX = 4_000
 """Characters of a traceback that a dead letter keeps: its end, which names the user's code and the error."""
 AGAIN = Retry(backoff=0)
 """What is done about a call that does not count."""
+LATE_TOLD_MS = 60_000
+"""How often a partition tells of records that are late: they are no fault."""
 DEAD_FIELDS_MAX = 1_000
 """Maximum fields of a dead letter. A script can pass on a few thousand fields at most. An entry of
 streamworker has one field and its headers."""
+
+
+class LateRecords:
+    """Counts records that come when all of their windows are over, and tells of them once a minute."""
+
+    def __init__(self, spec: ProcessorSpec, log: BoundLogger, observer: Observer | None) -> None:
+        self._spec = spec
+        self._log = log
+        self._observer = observer
+        self._untold = 0
+        self._told_ms: int | None = None
+
+    def note(self, how: str) -> None:
+        """Note one, and say by how much it is late."""
+        self._untold += 1
+        if self._observer is not None:
+            self._observer.was_late(self._spec)
+        now_ms = monotonic_ms()
+        if self._told_ms is None or now_ms >= self._told_ms + LATE_TOLD_MS:
+            self._log.warning("records_late", records=self._untold, newest=how)
+            self._untold, self._told_ms = 0, now_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +113,7 @@ class Mode(ABC):
         self.observer = intake.commits.observer
         self.rng = rng
         self.spans = self.commits.spans
+        self.late = LateRecords(self.spec, self.log, self.observer)
         self.in_call: Sequence[Entry] = ()
         """The entries of the last call, in modes that make one call at a time."""
         self.halted_at: Sequence[Entry] = ()
@@ -276,6 +304,10 @@ class Mode(ABC):
         if failed.error is NOT_OURS:
             return []
         policy = self.policy(failed)
+        if isinstance(policy, Late):
+            self.late.note(policy.reason)
+            if not policy.is_kept:
+                return []
         error = describe_error(failed.error)
         if policy.reason and policy is not failed.error:
             error = f"{error}: {policy.reason}"
@@ -284,7 +316,8 @@ class Mode(ABC):
         if isinstance(policy, Skip):
             self.log.warning("record_skipped", **details)
             return []
-        self.log.error("record_dead", **details)
+        if not isinstance(policy, Late):
+            self.log.error("record_dead", **details)
         trace = traceback_of(failed.error)[-TRACEBACK_MAX:] if failed.attempts else ""
         fields = {name: value for name, value in entry.fields.items() if name != REPLAYED_FOR}
         if len(fields) > DEAD_FIELDS_MAX:

@@ -113,35 +113,41 @@ class Expiry(TimedCall):
         there = [(field, body) for field, body in ended if body is not None]
         return Made({}, await self.call(there) if there else {})
 
-    async def call(self, ended: Sequence[tuple[bytes, bytes]]) -> Routed:
+    def ended(self, field: bytes, body: bytes) -> tuple[Sequence[Any], bytes | None]:
+        """Return what the function is called with for a stored value, and what is left of the value."""
+        return [(self.form.key_of(field, body), self.form.value_of(field, body))], None
+
+    async def call(self, stored: Sequence[tuple[bytes, bytes]]) -> Routed:
         """Call the function for values that have ended, by their fields; return what it sends."""
-        pairs = [(self.form.key_of(field, body), self.form.value_of(field, body)) for field, body in ended]
+        ended = [(field, body, *self.ended(field, body)) for field, body in stored]
         sends: Routed = {}
         if self.takes_many:
-            await self._call_one([field for field, _ in ended], pairs, sends)
+            left: Changes = {(self.table, field): rest for field, _, _, rest in ended}
+            await self._call_one([each for _, _, given, _ in ended for each in given], left, sends)
+            self.state.keep(left)
             return sends
-        for done, ((field, body), pair) in enumerate(zip(ended, pairs, strict=True)):
+        for done, (field, body, given, rest) in enumerate(ended):
             if (await self.state.read(self.table, [field], {}))[0] != body:
                 continue  # The call before has set it: it has another end.
+            left = {(self.table, field): rest}
             try:
-                await self._call_one([field], pair, sends)
+                for each in given:
+                    await self._call_one(each, left, sends)
             except Exception as raised:
                 if isinstance(error := failure(raised), Skip):
-                    self.commits.log.info(
-                        "expiry_skipped", timer=self.name, key=str(pair[0]), reason=str(error)
-                    )
-                    self.state.keep({(self.table, field): None})
+                    why = {"key": str(self.form.key_of(field, body)), "reason": str(error)}
+                    self.commits.log.info("expiry_skipped", function=self.name, **why)
                 elif done:
                     break  # What is done is committed, and the next call begins with this one.
                 else:
                     raise
+            self.state.keep(left)
         return sends
 
-    async def _call_one(self, fields: Sequence[bytes], argument: Any, sends: Routed) -> None:
+    async def _call_one(self, argument: Any, left: Changes, sends: Routed) -> None:
         effects = await self.invoker.call_timed(argument, self.attempts)
         _, routed = self.invoker.convert(effects.outputs)
-        removed: Changes = {(self.table, field): None for field in fields}
-        self.state.keep(removed | (effects.changes or {}))
+        left |= effects.changes or {}
         for where, rows in routed.items():
             sends.setdefault(where, []).extend(rows)
 

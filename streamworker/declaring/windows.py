@@ -1,0 +1,606 @@
+"""``@app.window`` and ``@app.session``: totals of windows by event time."""
+
+import re
+import typing
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Generic, Literal, Protocol, TypedDict, TypeVar, Unpack, overload
+from zoneinfo import ZoneInfo
+
+from streamworker.context import Context
+from streamworker.core.policies import Errors
+from streamworker.core.rules import check_values, kind_of
+from streamworker.core.time.lifetimes import Lifetime
+from streamworker.core.time.windows import DAY_MS, Days, Grid, Lengths, Months, Windows
+from streamworker.core.units import Duration, duration_ms, moment, time_ms
+from streamworker.declaring.callables import Looked, Wrapper, look, refused
+from streamworker.declaring.functions import check_into, describe
+from streamworker.declaring.options import ProcessorOptions, Start
+from streamworker.declaring.parameters import Parameters, read_parameters
+from streamworker.declaring.processors import Processor
+from streamworker.declaring.registry import DeclaringApp
+from streamworker.declaring.specs import ExpirySpec, WindowSpec
+from streamworker.declaring.stream import IntoStreams, Stream, specs_of
+from streamworker.declaring.table import Table
+from streamworker.declaring.timed.expiring import ExpiredInto, ExpiredOf, of_pairs
+from streamworker.declaring.timed.folding import FixedFolding, Folding, OpenSession, SessionFolding, Window
+from streamworker.declaring.timed.timers import call_by_time
+from streamworker.errors import ConfigurationError
+from streamworker.records.statetables import TableForm
+from streamworker.records.types import label, read_hint
+
+T = TypeVar("T")
+A = TypeVar("A")
+O = TypeVar("O")  # noqa: E741 - what goes out
+
+Emit = Literal["final", "changes"]
+Idle = Literal["clock", "never"]
+CHOICES = {"emit": kind_of(Emit), "idle": kind_of(Idle)}
+STEPS_MAX = 60
+"""Windows that one record may be in: each is a value that it changes."""
+
+
+class WindowOptions(TypedDict, total=False):
+    """Further arguments of ``App.window`` and ``App.session``, as those of ``App.processor``."""
+
+    name: str | None
+    batch: int | None
+    within: Duration
+    batch_bytes: int
+    errors: Errors | None
+    start: Start
+    ahead: Duration
+    idle: Idle
+
+
+class Windowed(Processor[[A | None, T, Window], A], Generic[T, A]):
+    """A processor of windows, as ``App.window`` makes it; calling it calls the function itself."""
+
+    open: Table[Any, A]
+    """What is open: totals by the stream's key and the start of the window, readable from anywhere.
+
+    Its keys are tuples of the parts of the stream's key, the start and the end; the end may be left out.
+    """
+
+    @overload
+    def closed(self, *, into: Stream[O]) -> ExpiredInto[A, Window, O]: ...
+    @overload
+    def closed(self, *, into: None = None) -> ExpiredOf[A, Window]: ...
+    def closed(self, *, into: IntoStreams = None) -> Any:
+        """Call a function when a window is over, with its total and the window, once in effect.
+
+        It may be async and take resources, and return a row, a list of rows, or None. What it returns is
+        committed with the removal of the window. It is called by the rules of ``Processor.expired``.
+
+        Parameters
+        ----------
+        into
+            The stream that what it returns goes to.
+
+        Raises
+        ------
+        ConfigurationError
+            If the totals are sent already when a window closes, or the function does not fit.
+
+        Examples
+        --------
+        >>> from datetime import datetime
+        >>> import msgspec
+        >>> from streamworker import App, Window
+        >>> class Reading(msgspec.Struct):
+        ...     meter: str
+        ...     at: datetime
+        ...     degrees: float
+        >>> class Alarm(msgspec.Struct):
+        ...     meter: str
+        ...     degrees: float
+        >>> app = App("meters")
+        >>> readings = app.stream("readings", Reading, key="meter")
+        >>> alarms = app.stream("alarms", Alarm, key="meter")
+        >>> @app.window(readings, every="10 minutes", step="1 minute", by="at", late="30 seconds")
+        ... def heat(top: Reading | None, reading: Reading, window: Window) -> Reading:
+        ...     return reading if top is None or reading.degrees > top.degrees else top
+        >>> @heat.closed(into=alarms)
+        ... def alarm(top: Reading, window: Window) -> Alarm | None:
+        ...     return Alarm(top.meter, top.degrees) if top.degrees > 90 else None
+        """
+        return self._bound_at_close(into)
+
+    def _bound_at_close(self, into: IntoStreams) -> Callable[[Callable[..., Any]], Any]:
+        def bind(function: Callable[..., Any]) -> Any:
+            group, looked = self.spec, look(function, "Function")
+            [expiry] = group.expiries
+            assert expiry.window is not None
+            if expiry.window.sends:
+                raise refused(
+                    looked.whose,
+                    f"is called when a window of {self.name!r} closes. Its total is sent then, or another "
+                    "function is called.",
+                    "Leave out into= where the windows are declared, or call both from one function.",
+                )
+            first = next(iter(looked.signature.parameters), "")
+            takes_many = typing.get_origin(looked.hints.get(first)) is list
+            taken = looked if takes_many else of_pairs(looked, "a total and its window")
+            call = call_by_time(group, taken, read_parameters(taken, self._app.registry.resources), into)
+            window = replace(expiry.window, sends=True, returns_totals=False)
+            spec = replace(expiry, call=call, takes_many=takes_many, window=window)
+            self._app.registry.keep(replace(group, expiries=(spec,)))
+            return Wrapper(function)
+
+        return bind
+
+
+class Sessions(Windowed[T, A]):
+    """A processor of sessions, as ``App.session`` makes it; calling it calls the function itself."""
+
+    open: Table[Any, list[OpenSession[A]]]  # type: ignore[assignment]
+    """What is open: the sessions of each key, readable from anywhere."""
+    _folding: SessionFolding
+
+    def merge(self, function: Callable[[A, A], A], /) -> Callable[[A, A], A]:
+        """Say what becomes of two sessions that an event joins: the function returns the total of both.
+
+        Parameters
+        ----------
+        function
+            Gets the totals of two sessions of a key, the earlier one first.
+        """
+        looked = look(function, "Function")
+        if looked.is_async or len(looked.signature.parameters) != 2:
+            raise refused(looked.whose, "merges no two totals.", "Write `def joined(one, other)`, not async.")
+        self._folding.merge = looked.function
+        return function
+
+
+class Opened(Protocol[T]):
+    """A decorator of a function whose totals go nowhere, or to a function that ``closed`` declares."""
+
+    def __call__(self, function: Callable[[A | None, T, Window], A], /) -> Windowed[T, A]:
+        """Bind the function."""
+        ...
+
+
+class OpenedSessions(Protocol[T]):
+    """A decorator of a function whose sessions go nowhere, or to a function that ``closed`` declares."""
+
+    def __call__(self, function: Callable[[A | None, T, Window], A], /) -> Sessions[T, A]:
+        """Bind the function."""
+        ...
+
+
+@overload
+def window(
+    app: DeclaringApp,
+    stream: Stream[T],
+    *,
+    every: Duration,
+    by: str | Callable[[T], datetime],
+    late: Duration,
+    into: Stream[A],
+    emit: Emit = "final",
+    step: Duration | None = None,
+    tz: str | None = None,
+    late_into: Stream[T] | None = None,
+    **options: Unpack[WindowOptions],
+) -> Callable[[Callable[[A | None, T, Window], A]], Windowed[T, A]]: ...
+@overload
+def window(
+    app: DeclaringApp,
+    stream: Stream[T],
+    *,
+    every: Duration,
+    by: str | Callable[[T], datetime],
+    late: Duration,
+    into: None = None,
+    emit: Emit = "final",
+    step: Duration | None = None,
+    tz: str | None = None,
+    late_into: Stream[T] | None = None,
+    **options: Unpack[WindowOptions],
+) -> Opened[T]: ...
+def window(
+    app: DeclaringApp,
+    stream: Stream[Any],
+    *,
+    every: Duration,
+    by: str | Callable[[Any], datetime],
+    late: Duration,
+    into: Stream[Any] | None = None,
+    emit: Emit = "final",
+    step: Duration | None = None,
+    tz: str | None = None,
+    late_into: Stream[Any] | None = None,
+    **options: Unpack[WindowOptions],
+) -> Any:
+    """Bind a function to the windows of a stream's keys, by the times that the records tell.
+
+    The function gets the total of the window so far, or None, a record, and the window, and returns the new
+    total. It is a plain function of these three. A window is over when event time has come to its end and
+    ``late`` more: then its total is sent, once, and the window is removed in the same commit.
+
+    Parameters
+    ----------
+    stream
+        The stream that is read. It has a key, and windows are of one key each.
+    every
+        How long a window is: ``"10 minutes"``; ``"1 day"``, ``"1 week"`` or ``"1 month"`` of the calendar.
+    by
+        The field of a record that says when it happened, or a function of the record that returns that: a
+        datetime with a zone.
+    late
+        How much later than others a record may come and still count. A later one becomes a dead letter, or
+        goes to ``late_into``. There is no default: it is also how long each result waits.
+    into
+        The stream that totals go to.
+    emit
+        ``final``: one row of each window, when it closes. ``changes``: the total of each window that a batch
+        has changed, and none when it closes.
+    step
+        How far apart windows begin; None for windows that follow each other. ``every`` is a multiple of it.
+    tz
+        The zone of days, weeks and months, such as ``Europe/Paris``; UTC if None.
+    late_into
+        A stream of the same records, for those that are late.
+    ahead
+        How far ahead of its arrival a record may move event time: one minute if nothing else is said.
+    idle
+        ``clock``: once all is committed that a partition holds, event time goes on with the server's clock.
+        ``never``: only records move it.
+    name, batch, within, batch_bytes, errors, start
+        As for ``processor``.
+
+    Raises
+    ------
+    ConfigurationError
+        If the stream has no key, or an argument or the function does not fit.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime
+    >>> import msgspec
+    >>> from streamworker import App, Window
+    >>> class Order(msgspec.Struct):
+    ...     customer: str
+    ...     placed_at: datetime
+    ...     amount: float
+    >>> class Hourly(msgspec.Struct):
+    ...     customer: str
+    ...     hour: datetime
+    ...     spent: float = 0.0
+    >>> app = App("shop")
+    >>> orders = app.stream("orders", Order, key="customer")
+    >>> hourly = app.stream("hourly", Hourly, key="customer")
+    >>> @app.window(orders, every="1 hour", by="placed_at", late="10 minutes", into=hourly)
+    ... def per_hour(total: Hourly | None, order: Order, window: Window) -> Hourly:
+    ...     total = total or Hourly(order.customer, window.start)
+    ...     total.spent += order.amount
+    ...     return total
+    >>> ten, eleven = (datetime(2026, 11, 28, hour, tzinfo=UTC) for hour in (10, 11))
+    >>> per_hour(None, Order("ann", ten, 5.0), Window(ten, eleven)).spent
+    5.0
+    """
+    windows = _windows(every, step, tz)
+
+    def bind(function: Callable[..., Any]) -> Windowed[Any, Any]:
+        looked, total = _read(function, stream, options)
+        names = (*_key_names(looked, stream), "start", "end")
+        form = _WindowForm(looked.name, names, total, windows)
+        folding = FixedFolding(form=form, **_common(looked, stream, by, late, late_into, emit, options))
+        folding.windows = windows
+        made = Windowed[Any, Any](app, looked.name, function)
+        return _declared(app, made, folding, total, into, emit, options)
+
+    return bind
+
+
+@overload
+def session(
+    app: DeclaringApp,
+    stream: Stream[T],
+    *,
+    gap: Duration,
+    by: str | Callable[[T], datetime],
+    late: Duration,
+    into: Stream[A],
+    emit: Emit = "final",
+    late_into: Stream[T] | None = None,
+    **options: Unpack[WindowOptions],
+) -> Callable[[Callable[[A | None, T, Window], A]], Sessions[T, A]]: ...
+@overload
+def session(
+    app: DeclaringApp,
+    stream: Stream[T],
+    *,
+    gap: Duration,
+    by: str | Callable[[T], datetime],
+    late: Duration,
+    into: None = None,
+    emit: Emit = "final",
+    late_into: Stream[T] | None = None,
+    **options: Unpack[WindowOptions],
+) -> OpenedSessions[T]: ...
+def session(
+    app: DeclaringApp,
+    stream: Stream[Any],
+    *,
+    gap: Duration,
+    by: str | Callable[[Any], datetime],
+    late: Duration,
+    into: Stream[Any] | None = None,
+    emit: Emit = "final",
+    late_into: Stream[Any] | None = None,
+    **options: Unpack[WindowOptions],
+) -> Any:
+    """Bind a function to the sessions of a stream's keys: events that are less than a gap apart.
+
+    It is called as that of ``window`` is. An event out of order may join two sessions, whose totals the
+    function that ``merge`` declares makes one of.
+
+    Parameters
+    ----------
+    stream
+        The stream that is read. It has a key, and sessions are of one key each.
+    gap
+        How long nothing happens between two sessions.
+    by, late, into, emit, late_into
+        As for ``window``.
+    ahead, idle, name, batch, within, batch_bytes, errors, start
+        As for ``window``.
+
+    Raises
+    ------
+    ConfigurationError
+        If the stream has no key, or an argument or the function does not fit.
+
+    Examples
+    --------
+    >>> from datetime import datetime
+    >>> import msgspec
+    >>> from streamworker import App, Window
+    >>> class Seen(msgspec.Struct):
+    ...     user: str
+    ...     at: datetime
+    >>> class Visit(msgspec.Struct):
+    ...     user: str
+    ...     pages: int = 0
+    >>> app = App("visits")
+    >>> events = app.stream("events", Seen, key="user")
+    >>> ended = app.stream("ended", Visit, key="user")
+    >>> @app.session(events, gap="30 minutes", by="at", late="5 minutes", into=ended)
+    ... def visits(visit: Visit | None, seen: Seen, window: Window) -> Visit:
+    ...     visit = visit or Visit(seen.user)
+    ...     visit.pages += 1
+    ...     return visit
+    >>> @visits.merge
+    ... def joined(one: Visit, other: Visit) -> Visit:
+    ...     return Visit(one.user, one.pages + other.pages)
+    """
+    gap_ms = duration_ms(gap, "gap", least_ms=1)
+
+    def bind(function: Callable[..., Any]) -> Sessions[Any, Any]:
+        looked, total = _read(function, stream, options)
+        names = _key_names(looked, stream)
+        kind = read_hint(stream.spec.record.hints.get(names[0], tuple)).base
+        key: Any = kind if len(names) == 1 and kind is not tuple else names
+        form = TableForm(looked.name, key, list[OpenSession[total]])  # type: ignore[valid-type]
+        folding = SessionFolding(form=form, **_common(looked, stream, by, late, late_into, emit, options))
+        folding.gap_ms = gap_ms
+        made = Sessions[Any, Any](app, looked.name, function)
+        made._folding = folding  # noqa: SLF001
+        return _declared(app, made, folding, total, into, emit, options)
+
+    return bind
+
+
+# -- what decorators share ---------------------------------------------------------------------------
+
+
+class _WindowForm(TableForm):
+    """The totals of windows by the stream's key, start and end; a key may leave out the end."""
+
+    def __init__(self, table: str, names: tuple[str, ...], value: Any, windows: Windows) -> None:
+        super().__init__(table, names, value)
+        self._windows = windows
+
+    def field(self, key: Any) -> bytes:
+        """Return a key's field, with the end that the windows have now if the key has none."""
+        return super().field(self._whole(key))
+
+    def key_in(self, texts: Sequence[str]) -> Any:
+        """Return the key that some words of a command line name."""
+        given = len(self.names) - len(texts)
+        key = super().key_in([*texts, ""] if given == 1 else texts)
+        times = [_time_in(self.table, text) for text in key[-2 : len(texts)]]
+        return self._whole((*key[:-2], *times))
+
+    def _whole(self, key: Any) -> Any:
+        if isinstance(key, tuple) and len(key) == len(self.names) - 1 and isinstance(key[-1], datetime):
+            return (*key, moment(self._windows.ends_ms(time_ms(key[-1], "start"))))
+        return key
+
+
+def _time_in(table: str, text: str) -> datetime:
+    with suppress(ValueError):
+        if (at := datetime.fromisoformat(text)).tzinfo is not None:
+            return at
+    raise ConfigurationError(
+        f"{text!r} is no start or end of a window of {table!r}.",
+        remedy="Write a time with a zone, such as 2026-11-28T10:00Z.",
+    )
+
+
+def _windows(every: Duration, step: Duration | None, tz: str | None) -> Windows:
+    """Return the windows that a user has described."""
+    size, unit = _size(every, "every")
+    each, its_unit = (size, unit) if step is None else _size(step, "step")
+    if unit != its_unit or size % each:
+        raise ConfigurationError(
+            f"every={every!r} is no multiple of step={step!r}.",
+            remedy='Write every="10 minutes", step="1 minute": each window is some steps long.',
+        )
+    if size // each > STEPS_MAX:
+        raise ConfigurationError(
+            f"every={every!r} is {size // each} times step={step!r}: each record is in that many windows.",
+            remedy=f"Use at most {STEPS_MAX}: a longer step, or a table by step that readers add up.",
+        )
+    if tz is not None and unit == "ms":
+        raise ConfigurationError(
+            f"tz={tz!r} is for days, weeks and months, and every={every!r}.",
+            remedy="Leave tz out: shorter windows are counted in UTC.",
+        )
+    try:
+        zone = ZoneInfo(tz or "UTC")
+    except (ValueError, OSError, LookupError):
+        raise ConfigurationError(
+            f"tz={tz!r} is no time zone.", remedy="Write one such as Europe/Paris."
+        ) from None
+    grid: Grid = Lengths(each) if unit == "ms" else (Days if unit == "days" else Months)(each, zone)
+    return Windows(grid, size // each)
+
+
+def _size(value: Duration, what: str) -> tuple[int, Literal["ms", "days", "months"]]:
+    """Return how long a window is, in the unit by which it is counted."""
+    if isinstance(value, str) and (found := _MONTHS.fullmatch(value)):
+        return int(found[1]), "months"
+    ms = duration_ms(value, what, least_ms=1)
+    return (ms // DAY_MS, "days") if ms % DAY_MS == 0 else (ms, "ms")
+
+
+_MONTHS = re.compile(r"\s*([1-9]\d{0,3})\s*months?\s*")
+
+
+def _read(function: Any, stream: Stream[Any], options: WindowOptions) -> tuple[Looked, Any]:
+    """Return the function of some windows, and the type of its totals."""
+    looked = look(function, "Function", options.get("name"))
+    names, hints = list(looked.signature.parameters), looked.hints
+    if looked.is_async or len(names) != 3:
+        raise refused(
+            looked.whose,
+            "makes no total.",
+            f"Write `def {looked.name}(total: Total | None, record: {stream.spec.record.name}, "
+            "window: Window) -> Total`, not async.",
+        )
+    total = hints.get("return")
+    if total in (None, type(None)):
+        raise refused(looked.whose, "does not say what it returns.", "Annotate the type of its totals.")
+    wanted = (total | None, stream.spec.record.python_type, Window)
+    for name, right in zip(names, wanted, strict=True):
+        if hints.get(name, right) not in (right, Any):
+            raise refused(
+                looked.whose,
+                f"takes `{name}: {label(hints[name])}`.",
+                f"Annotate it as {label(right)}: the total so far or None, a record, the window.",
+            )
+    return looked, total
+
+
+def _key_names(looked: Looked, stream: Stream[Any]) -> tuple[str, ...]:
+    names = stream.spec.key_fields
+    if names == ():
+        raise refused(
+            looked.whose,
+            f"has windows, and stream {stream.name!r} has no key.",
+            "Give the stream a key: a window is of one key. For one over all records, send them to one key.",
+        )
+    found = ("key",) if names is None else (names,) if isinstance(names, str) else names
+    return tuple(f"key_{name}" if name in ("start", "end") else name for name in found)
+
+
+def _common(
+    looked: Looked,
+    stream: Stream[Any],
+    by: object,
+    late: Duration,
+    late_into: Stream[Any] | None,
+    emit: Emit,
+    options: WindowOptions,
+) -> dict[str, Any]:
+    """Return what all foldings are given."""
+    whose, record = looked.whose, stream.spec.record
+    check_values({"emit": emit, "idle": options.get("idle", "clock")}, CHOICES, whose)
+    if isinstance(by, str):
+        hint = read_hint(record.hints[by]).base if by in record.fields else None
+        if hint is not datetime:
+            what = f"is {label(hint)}" if hint else f"is no field of {record.name}"
+            raise refused(whose, f"has by={by!r}, which {what}.", "Name a field that is a datetime.")
+    elif not callable(by):
+        raise refused(whose, f"has by={by!r}.", "Name a field, or give a function of the record.")
+    if late_into is not None:
+        check_into(whose, stream.spec, specs_of(late_into), record.python_type, None, False)
+    return {
+        "name": looked.name,
+        "stream": stream.spec,
+        "fold": looked.function,
+        "at": record.key_function(by),
+        "late_ms": duration_ms(late, "late"),
+        "ahead_ms": duration_ms(options.get("ahead", "1 minute"), "ahead"),
+        "late_into": None if late_into is None else late_into.spec,
+        "emits_changes": emit == "changes",
+    }
+
+
+W = TypeVar("W", bound=Windowed[Any, Any])
+
+
+def _declared(
+    app: DeclaringApp,
+    made: W,
+    folding: Folding,
+    total: Any,
+    into: Stream[Any] | None,
+    emit: Emit,
+    options: WindowOptions,
+) -> W:
+    """Declare the processor of some windows, and the table of what is open."""
+    name, stream = folding.name, folding.stream
+    if emit == "changes" and into is None:
+        raise refused(f"Function {name!r}", 'has emit="changes" without into=.', "Name the stream in into=.")
+    if stream.app != app.name:
+        raise refused(
+            f"Function {name!r}",
+            f"has windows of stream {stream.name!r} of app {stream.app!r}.",
+            "Declare them with the app of the stream.",
+        )
+
+    async def handle(batch: list[Any], ctx: Context) -> list[Any]:
+        return await folding.handle(batch, ctx)
+
+    handle.__name__ = handle.__qualname__ = name
+    record: Any = stream.record.python_type
+    handle.__annotations__ = {"batch": list[record], "ctx": Context, "return": list[total]}
+    own = {key: value for key, value in options.items() if key in ProcessorOptions.__annotations__}
+    told = ProcessorOptions(**{**own, "name": name, "forward": False})  # type: ignore[arg-type]
+    changes_into = specs_of(into) if emit == "changes" else None
+    spec = describe(handle, stream, told, into=changes_into)
+    app.registry.check_new("processors", name, "Give one of them another name: name=...")
+    app.registry.check_new("tables", name, "Give the windows another name: name=...")
+    table = Table[Any, Any](app, name, folding.form, 0)
+    written = table.written_by(spec)
+    of_window = replace(written, lifetime=Lifetime(0, is_called=True, is_event_time=True))
+    table.become(of_window)
+    app.registry.tables[name] = made.open = table
+    spec = replace(spec, tables=(of_window,))
+    at_close = None if emit == "changes" else into
+    totals = look(_same, "Function", name)
+    expiry = ExpirySpec(
+        name=name,
+        table=of_window,
+        call=call_by_time(spec, totals, Parameters(record="pair", hints={"return": total}), at_close),
+        takes_many=False,
+        window=WindowSpec(
+            late_ms=folding.late_ms,
+            by_clock=options.get("idle", "clock") == "clock",
+            ended=folding.ended,
+            returns_totals=True,
+            sends=at_close is not None,
+            lacks=folding.lacks,
+        ),
+    )
+    app.registry.keep(replace(spec, expiries=(expiry,)))
+    return made
+
+
+async def _same(pair: tuple[Any, Window]) -> Any:
+    return pair[0]
