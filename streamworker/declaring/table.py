@@ -326,7 +326,8 @@ class Table(Generic[K, V]):
 
 
 def _timed(bodies: Mapping[bytes, bytes], until_ms: int) -> dict[bytes, bytes]:
-    return {field: Timed.at(body, until_ms) for field, body in bodies.items()}
+    # A stored time has no sign; what ends before 1970 has ended in 1970, too.
+    return {field: Timed.at(body, max(until_ms, 0)) for field, body in bodies.items()}
 
 
 def written(tables: object, processor: ProcessorSpec) -> tuple[TableSpec, ...]:

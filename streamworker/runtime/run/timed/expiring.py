@@ -104,14 +104,15 @@ class Expiry(TimedCall):
 
     async def make(self, found: Due) -> Made:
         """Call the function for what has ended; if it fails at a value, those before it are done."""
-        if self._has_more:
-            self.held = found, ZERO  # The next call is for the same time, and need not wait.
         bodies = await self.state.read(self.table, self._fields, {})
         ended = list(zip(self._fields, bodies, strict=True))
         # An index may name a value that another program has removed.
         self.state.keep({(self.table, field): None for field, body in ended if body is None})
         there = [(field, body) for field, body in ended if body is not None]
-        return Made({}, await self.call(there) if there else {})
+        made = Made({}, await self.call(there) if there else {})
+        if self._has_more:
+            self.held = found, ZERO  # The next call is for the same time, and need not wait.
+        return made
 
     def ended(self, field: bytes, body: bytes) -> tuple[Sequence[Any], bytes | None]:
         """Return what the function is called with for a stored value, and what is left of the value."""
@@ -119,20 +120,22 @@ class Expiry(TimedCall):
 
     async def call(self, stored: Sequence[tuple[bytes, bytes]]) -> Routed:
         """Call the function for values that have ended, by their fields; return what it sends."""
-        ended = [(field, body, *self.ended(field, body)) for field, body in stored]
         sends: Routed = {}
         if self.takes_many:
-            left: Changes = {(self.table, field): rest for field, _, _, rest in ended}
-            await self._call_one([each for _, _, given, _ in ended for each in given], left, sends)
+            ended = [(field, *self.ended(field, body)) for field, body in stored]
+            left: Changes = {(self.table, field): rest for field, _, rest in ended}
+            await self._call_one([each for _, given, _ in ended for each in given], left, sends)
             self.state.keep(left)
             return sends
-        for done, (field, body, given, rest) in enumerate(ended):
-            if (await self.state.read(self.table, [field], {}))[0] != body:
-                continue  # The call before has set it: it has another end.
-            left = {(self.table, field): rest}
+        changed: set[str | tuple[str, bytes]] = set()
+        for done, (field, body) in enumerate(stored):
+            if (self.table, field) in changed:
+                continue  # A call before has set or deleted it: it has another end, or none.
+            left, its = {(self.table, field): None}, Routed()
             try:
+                given, left[self.table, field] = self.ended(field, body)
                 for each in given:
-                    await self._call_one(each, left, sends)
+                    await self._call_one(each, left, its)
             except Exception as raised:
                 if isinstance(error := failure(raised), Skip):
                     why = {"key": str(self.form.key_of(field, body)), "reason": str(error)}
@@ -142,16 +145,22 @@ class Expiry(TimedCall):
                 else:
                     raise
             self.state.keep(left)
+            _add(sends, its)
+            changed |= left.keys()
         return sends
 
     async def _call_one(self, argument: Any, left: Changes, sends: Routed) -> None:
         effects = await self.invoker.call_timed(argument, self.attempts)
         _, routed = self.invoker.convert(effects.outputs)
         left |= effects.changes or {}
-        for where, rows in routed.items():
-            sends.setdefault(where, []).extend(rows)
+        _add(sends, routed)
 
     def tick(self, found: Due, made: Made, now_ms: int, ran: Ran | None) -> tuple[bytes, Changes]:  # noqa: ARG002
         """Note a time that differs from the one before."""
         number = int(self.done.partition(b"/")[2] or 0) + 1
         return b"%d/%d" % (found.at_ms, number), {}
+
+
+def _add(sends: Routed, more: Routed) -> None:
+    for where, rows in more.items():
+        sends.setdefault(where, []).extend(rows)

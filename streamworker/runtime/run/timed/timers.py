@@ -41,6 +41,8 @@ RETRY_FIRST_MS, RETRY_MAX_MS = 200, 60_000
 """Bounds of the pause before a call that failed is made again."""
 LOOK_AGAIN_MS = 60_000
 """A timer's task asks the server's time at least this often: the two clocks may drift apart."""
+HELD_LOOK_MS = 1_000
+"""While a call waits for entries its task looks this often whether another program has deleted them."""
 
 
 class Tick(NamedTuple):
@@ -261,8 +263,7 @@ class Timers:
                 self.commits.buffer.wake()
                 await self._changed.wait()
                 continue
-            next_ms = min(timer.next_ms(now_ms) for timer in self.calls)
-            wait_s = min(next_ms - now_ms, LOOK_AGAIN_MS) / 1000
+            wait_s = min(_pause_ms(each, now_ms, ends_ms) for each in self.calls) / 1000
             if not any(timer.held for timer in self.calls):
                 await self._changed.wait(wait_s)
                 continue
@@ -418,3 +419,12 @@ class Timers:
             "timer_failed", timer=name, attempt=attempt, retry_in_ms=pause_ms, error=said, **more
         )
         self._show(f"timer {name} fails, attempt {attempt}: {said}")
+
+
+def _pause_ms(timer: TimedCall, now_ms: int, ends_ms: int | None) -> int:
+    """Return after how long to look again whether a call that is not due now is."""
+    if timer.held is not None:
+        return HELD_LOOK_MS
+    if ends_ms is not None and timer.is_through(ends_ms):
+        return LOOK_AGAIN_MS
+    return min(timer.next_ms(now_ms) - now_ms, LOOK_AGAIN_MS)
