@@ -21,6 +21,7 @@ from streamworker.redisio.data.statetables import (
     view_table,
 )
 from streamworker.redisio.wire.durability import MEMORY
+from streamworker.runtime.run.state import Changes
 from tests.contract.support import GROUP, Group, Raw, put, request
 
 pytestmark = pytest.mark.anyio
@@ -120,7 +121,7 @@ async def test_a_call_removes_the_values_with_what_it_sends_or_not_at_all(group:
     """Its commit counts at the checkpoint and the time before it, by its owner, once."""
     lock = await group.own()
     lock, at_ms = await set_values(group, lock, {"ann": Timed.at(b"1", 1_000), "bob": b"1"}, CALLED)
-    changes = {"#tick/gone": b"%d/1" % at_ms, ("totals", b"ann"): None}
+    changes: Changes = {"#tick/gone": b"%d/1" % at_ms, ("totals", b"ann"): None}
     tick = CommitRequest(
         0, "w1", lock.epoch, lock.checkpoint, lock.checkpoint, 0,
         timer="#tick/gone", state=changes, tables=CALLED,
