@@ -257,7 +257,7 @@ class LocalWorker(Stored):
     async def event_time(self, processor: Windowed[Any, Any], at: datetime, *, timeout: float = 30.0) -> None:
         """Let event time pass in this worker's partitions, and wait until the windows are closed that end.
 
-        All that was sent is handled before. A record that is later than these windows is late then.
+        All that was sent is handled before, and partitions that are about to start have started. A record that is later than these windows is late then.
 
         Parameters
         ----------
@@ -281,9 +281,20 @@ class LocalWorker(Stored):
             raise ConfigurationError(
                 f"Processor {keys.group!r} has no windows.", remedy="Name one of @app.window or @app.session."
             )
+
+        def runners() -> dict[int, PartitionRunner]:
+            found = [each for each in self._worker.runners() if each.commits.spec.name == keys.group]
+            return {each.commits.start.partition: each for each in found}
+
+        def have_started(now: Snapshot) -> bool:
+            views = now.processors[keys.group].partitions
+            mine = {each.partition for each in views if (each.owner or "").rpartition(".")[0] == self.name}
+            return mine <= runners().keys() and all(each.state != "acquiring" for each in views)
+
         await self.until_drained(timeout)
-        for runner in self._worker.runners():
-            for call in runner.intake.timers.calls if runner.commits.spec.name == keys.group else ():
+        await self._until(have_started, timeout)
+        for runner in runners().values():
+            for call in runner.intake.timers.calls:
                 call.let_pass(at_ms)
         await self.until_drained(timeout)
 
