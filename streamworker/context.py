@@ -17,7 +17,7 @@ from streamworker.core.data.placement import canonical_key
 from streamworker.core.policies import DeadLetter, Policy, Skip
 from streamworker.core.units import moment
 from streamworker.errors import ConfigurationError, RecordError
-from streamworker.records.entries import headers_of
+from streamworker.records.entries import Entries, headers_of
 from streamworker.records.packs import HEADER_PREFIX
 from streamworker.records.types import kept
 
@@ -157,6 +157,13 @@ class Call:
         if self._ids_of is None:
             return [entry.id for entry in self.entries]
         return list(chain.from_iterable(map(self._ids_of, self.entries)))
+
+    @property
+    def arrivals_ms(self) -> list[int]:
+        """When each record arrived, in ms by the server's clock."""
+        if self._ids_of is None and isinstance(self.entries, Entries):
+            return self.entries.arrivals_ms()
+        return [each.ms for each in self.entry_ids]
 
     @property
     def count(self) -> int:

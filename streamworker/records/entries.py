@@ -166,6 +166,13 @@ class Entries(Sequence[Entry]):
             yield index, n, flat
             index += n
 
+    def arrivals_ms(self) -> list[int]:
+        """Return the time in the id of each record, and create no id for it."""
+        found: list[int] = []
+        for index, n, _ in self.runs():
+            found += [self.id_at(index).ms] * n  # The records of one entry share it.
+        return found
+
     def each_headers(self) -> Iterator[Mapping[bytes, bytes]]:
         """Yield the headers of each record, and create no :class:`Entry` for it."""
         for place, flat in zip(self._ids, self._flats, strict=True):

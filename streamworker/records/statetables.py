@@ -14,7 +14,7 @@ import datetime as dt
 import enum
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -219,6 +219,15 @@ class TableForm:
 
     def body(self, key: Any, value: Any) -> bytes:
         """Return a value as it is stored, without its expiry; raise RecordError for one of another type."""
+        encoded = self.encoded(key, value)
+        return self.letters(key) + encoded if self._parts else encoded
+
+    def letters(self, key: Iterable[Any]) -> bytes:
+        """Return the characters for the types of a key's parts, which stand before its value."""
+        return b"".join(map(_letter, key))
+
+    def encoded(self, key: Any, value: Any) -> bytes:
+        """Return a value in MessagePack; raise RecordError for one of another type."""
         if not isinstance(value, self._class):
             raise self._wrong_value(key, f"is {short(value)}")
         if self._is_record and self._class not in (object, type(value)):
@@ -232,7 +241,7 @@ class TableForm:
             raise self._wrong_value(key, f"cannot be stored: {one_line(error)}") from error
         if self._holds_records and (cut := cut_class(value, found)) is not None:
             raise self._wrong_value(key, f"holds {cut_words(cut)}")
-        return b"".join((*map(_letter, key), encoded)) if self._parts else encoded
+        return encoded
 
     def value_of(self, field: bytes, body: bytes) -> Any:
         """Return a fresh copy of a value; raise ProcessingError if it is not of the table's type.

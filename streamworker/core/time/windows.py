@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 from zoneinfo import ZoneInfo
 
 from streamworker.core.units import MOMENT_MAX_MS, MOMENT_MIN_MS, moment
@@ -18,6 +18,10 @@ FIRST_MS, LAST_MS = MOMENT_MIN_MS + 800 * DAY_MS, MOMENT_MAX_MS - 800 * DAY_MS
 """Times from which a calendar has days and months on both sides."""
 MONDAY = date(1969, 12, 29).toordinal()
 """A day from which weeks are counted, and all numbers of days."""
+
+
+KNOWN_MAX = 4
+"""Steps that are remembered: events that are out of order are in a few."""
 
 
 class Span(NamedTuple):
@@ -118,20 +122,20 @@ class Windows:
 
     grid: Grid
     steps: int = 1
-    _known: tuple[int, int, tuple[Span, ...]] = field(default=(0, 0, ()), init=False, compare=False)
-    """The last step that was asked for, from when to when it is, and its windows."""
+    _known: list[tuple[int, int, tuple[Span, ...]]] = field(default_factory=list, init=False, compare=False)
+    """The last steps that were asked for, from when to when they are, and their windows."""
 
     def of(self, at_ms: int) -> tuple[Span, ...]:
         """Return the windows that a time is in, the oldest first."""
-        start_ms, end_ms, found = self._known
-        if start_ms <= at_ms < end_ms:
-            return found
+        for start_ms, end_ms, found in self._known:
+            if start_ms <= at_ms < end_ms:
+                return found
         # A calendar has windows but for its first and last days.
         step = self.grid.step_at(max(FIRST_MS, min(at_ms, LAST_MS)))
         start_of = self.grid.start_of
         first = step - self.steps + 1
         found = tuple(Span(start_of(n), start_of(n + self.steps)) for n in range(first, step + 1))
-        self._known = start_of(step), start_of(step + 1), found
+        self._known = [(start_of(step), start_of(step + 1), found), *self._known[: KNOWN_MAX - 1]]
         return found
 
     def ends_ms(self, start_ms: int) -> int:
@@ -139,17 +143,29 @@ class Windows:
         return self.grid.start_of(self.grid.step_at(start_ms) + self.steps)
 
 
-def near(spans: Sequence[Span], at_ms: int, gap_ms: int, over_ms: int) -> list[int]:
-    """Return which of a key's sessions an event joins, by their index.
+class FromTo(Protocol):
+    """What goes from its first to its last event."""
 
-    A session goes from its first to its last event. An event joins those that are less than ``gap_ms`` away,
-    unless they are over: their last event is not after ``over_ms``.
+    start_ms: int
+    end_ms: int
 
-    >>> near([Span(0, 10), Span(50, 60)], 35, 30, 5), near([Span(0, 10)], 35, 30, 10)
-    ([0, 1], [])
+
+S = TypeVar("S", bound=FromTo)
+
+
+def near(sessions: Sequence[S], at_ms: int, gap_ms: int, over_ms: int) -> list[S]:
+    """Return which of a key's sessions an event joins.
+
+    It joins those that are less than ``gap_ms`` away, unless they are over: their last event is not after
+    ``over_ms``.
+
+    >>> from types import SimpleNamespace as Session
+    >>> two = [Session(start_ms=0, end_ms=10), Session(start_ms=50, end_ms=60)]
+    >>> len(near(two, 35, 30, 5)), len(near(two, 35, 30, 10))
+    (2, 1)
     """
     return [
-        index
-        for index, (start_ms, last_ms) in enumerate(spans)
-        if last_ms > over_ms and start_ms - gap_ms < at_ms < last_ms + gap_ms
+        each
+        for each in sessions
+        if each.end_ms > over_ms and each.start_ms - gap_ms < at_ms < each.end_ms + gap_ms
     ]

@@ -8,11 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache, reduce
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from streamworker.context import Context, Sending, TablesInCall, tables_in_call
+from streamworker.core.data.placement import canonical_key, key_parts
 from streamworker.core.policies import DeadLetter, Late
 from streamworker.core.time.eventtime import EventTime, passed
 from streamworker.core.time.lifetimes import Timed
@@ -65,15 +67,8 @@ class OpenSession(msgspec.Struct, Generic[A]):
     """What the function has made of its events."""
 
 
-class _Dated(NamedTuple):
-    """A record that has a key and a time."""
-
-    place: int
-    """Its index in the batch."""
-    key: tuple[Any, ...]
-    at_ms: int
-    now_ms: int
-    """The event time before it."""
+Dated = tuple[int, Any, int, int]
+"""The index of a record in its batch, its key, its time in ms, and the event time before it."""
 
 
 @dataclass(kw_only=True)
@@ -96,23 +91,24 @@ class Folding(ABC):
         call = ctx._call  # noqa: SLF001 - not for users' functions to see
         tables = tables_in_call.get()
         assert tables is not None
-        found: list[tuple[int, tuple[Any, ...], int]] = []
-        for index, record in enumerate(batch):
-            at, key = self.at(record), self.stream.key(record)
+        places, keys, ats_ms = list(range(len(batch))), list(map(self.stream.key, batch)), list[int]()
+        for index, at in enumerate(map(self.at, batch)):
+            key = keys[index]
             if not isinstance(at, datetime) or at.tzinfo is None:
                 call.removed[index] = DeadLetter(f"its time is {short(at)}, which is no datetime with a zone")
             elif key is None or (type(key) is tuple and None in key):
                 call.removed[index] = DeadLetter("it has no key, and windows are of a key")
-            else:
-                found.append((index, key if type(key) is tuple else (key,), round(at.timestamp() * 1000)))
-        ids = call.entry_ids
+            ats_ms.append(0 if index in call.removed else round(at.timestamp() * 1000))
+        arrived_ms = call.arrivals_ms
+        if call.removed:
+            places = [index for index in places if index not in call.removed]
+            keys = [keys[n] for n in places]
+            ats_ms, arrived_ms = [ats_ms[n] for n in places], [arrived_ms[n] for n in places]
         now = EventTime(*call.state.get(EVENT_TIME, ()))
-        befores, after = passed(
-            now, [at_ms for *_, at_ms in found], [ids[index].ms for index, *_ in found], self.ahead_ms
-        )
+        befores, after = passed(now, ats_ms, arrived_ms, self.ahead_ms)
         if after != now:
             call.state[EVENT_TIME] = list(after)
-        dated = [_Dated(*each, before) for each, before in zip(found, befores, strict=True)]
+        dated = list(zip(places, keys, ats_ms, befores, strict=True))
         late: dict[int, int] = {}
         changed = await self.add(batch, dated, late, tables)
         for index, by_ms in late.items():
@@ -123,7 +119,7 @@ class Folding(ABC):
 
     @abstractmethod
     async def add(
-        self, batch: Sequence[Any], dated: Sequence[_Dated], late: dict[int, int], tables: TablesInCall
+        self, batch: Sequence[Any], dated: Sequence[Dated], late: dict[int, int], tables: TablesInCall
     ) -> list[Any]:
         """Add records to their windows; return the totals that have changed.
 
@@ -148,39 +144,82 @@ class FixedFolding(Folding):
     windows: Windows
 
     async def add(
-        self, batch: Sequence[Any], dated: Sequence[_Dated], late: dict[int, int], tables: TablesInCall
+        self, batch: Sequence[Any], dated: Sequence[Dated], late: dict[int, int], tables: TablesInCall
     ) -> list[Any]:
         """Add records to their windows; return the totals that have changed."""
-        members: dict[tuple[tuple[Any, ...], Span], list[Any]] = {}
+        members: dict[Span, dict[Any, list[Any]]] = {}
         windows_of, late_ms = self.windows.of, self.late_ms
+        last: tuple[Span, ...] = ()
+        groups: list[dict[Any, list[Any]]] = []
         for index, key, at_ms, now_ms in dated:
-            over_ms = now_ms - late_ms
-            spans = windows_of(at_ms)
+            spans, over_ms = windows_of(at_ms), now_ms - late_ms
+            if spans is not last:
+                last, groups = spans, [members.setdefault(span, {}) for span in spans]
             if spans[-1].end_ms <= over_ms:
                 late[index] = over_ms - spans[-1].end_ms
                 continue
-            for span in spans:
-                if span.end_ms > over_ms:
-                    members.setdefault((key, span), []).append(batch[index])
-        named = [((*key, moment(span.start_ms), moment(span.end_ms)), span) for key, span in members]
-        fields = [self.form.field(key) for key, _ in named]
-        bodies = await tables.read(self.name, fields)
+            for span, group in zip(spans, groups, strict=True):
+                if span.end_ms <= over_ms:
+                    continue
+                if (its := group.get(key)) is None:
+                    group[key] = [batch[index]]
+                else:
+                    its.append(batch[index])
+        return await self._folded(members, tables)
+
+    async def _folded(
+        self, members: Mapping[Span, Mapping[Any, Sequence[Any]]], tables: TablesInCall
+    ) -> list[Any]:
+        """Add records, by window and key, to the totals of these; return the totals."""
+        fold, form, name = self.fold, self.form, self.name
+        known: dict[Any, tuple[bytes, bytes]] = {}
+        open_: list[tuple[bytes, bytes, Span, Window, Sequence[Any]]] = []
+        for span, group in members.items():
+            window = Window(moment(span.start_ms), moment(span.end_ms))
+            # The bytes of a key of several parts are those of its parts, one after the other.
+            suffix = canonical_key(tuple(window)) or b""
+            for key, its in group.items():
+                if (begins := known.get(key)) is None:
+                    parts = key if type(key) is tuple else (key,)
+                    begins = known[key] = canonical_key(parts) or b"", form.letters((*parts, *window))
+                open_.append((begins[0] + suffix, begins[1], span, window, its))
+        bodies = await tables.read(name, [field for field, *_ in open_])
         changed: list[Any] = []
         changes: dict[bytes, bytes | None] = {}
-        fold, form = self.fold, self.form
-        for (key, span), field, body, its in zip(named, fields, bodies, members.values(), strict=True):
+        for (field, letters, span, window, its), body in zip(open_, bodies, strict=True):
             total = None if body is None else form.value_of(field, body)
-            window = Window(*key[-2:])
             for record in its:
-                total = _own(fold(total, record, window), record)
-            changes[field] = Timed.at(form.body(key, total), span.end_ms)
+                if (total := fold(total, record, window)) is record:
+                    total = kept(record)  # It may be in other windows, too, and be changed there.
+            changes[field] = Timed.at(letters + form.encoded(field, total), span.end_ms)
             changed.append(total)
-        tables.write(self.name, changes)
+        tables.write(name, changes)
         return changed
 
     def ended(self, field: bytes, body: bytes, over_ms: int) -> tuple[list[tuple[Any, Window]], bytes | None]:  # noqa: ARG002
         """Return the window, which has ended as a whole."""
-        return [(self.form.value_of(field, body), Window(*self.form.key_of(field, body)[-2:]))], None
+        return [(self.form.value_of(field, body), _window_in(field[-TIMES_BYTES:]))], None
+
+
+TIMES_BYTES = 2 * len("27:2026-11-28T10:00:00.000000Z")
+"""How long the start and the end are at the end of a key's bytes."""
+
+
+@lru_cache(1_000)
+def _window_in(times: bytes) -> Window:
+    start, end = key_parts(times)
+    return Window(*(datetime.fromisoformat((at or b"").decode()) for at in (start, end)))
+
+
+class _Open:
+    """A session while events are added to it."""
+
+    __slots__ = ("end", "end_ms", "has_changed", "start", "start_ms", "total")
+
+    def __init__(self, start: datetime, end: datetime, total: Any) -> None:
+        self.start, self.end, self.total = start, end, total
+        self.start_ms, self.end_ms = _ms(start), _ms(end)
+        self.has_changed = False
 
 
 class SessionFolding(Folding):
@@ -190,34 +229,58 @@ class SessionFolding(Folding):
     merge: Callable[[Any, Any], Any] | None = None
 
     async def add(
-        self, batch: Sequence[Any], dated: Sequence[_Dated], late: dict[int, int], tables: TablesInCall
+        self, batch: Sequence[Any], dated: Sequence[Dated], late: dict[int, int], tables: TablesInCall
     ) -> list[Any]:
         """Add events to their sessions; return the totals that have changed."""
-        fields = {key: self.form.field(key if self.form.names else key[0]) for _, key, *_ in dated}
-        bodies = await tables.read(self.name, list(fields.values()))
-        known: dict[tuple[Any, ...], dict[Span, Any]] = {}
-        for (key, field), body in zip(fields.items(), bodies, strict=True):
-            known[key] = self._sessions(field, body)
-        changed: dict[tuple[tuple[Any, ...], Span], None] = {}
-        for index, key, at_ms, now_ms in dated:
-            sessions, over_ms = known[key], now_ms - self.late_ms - self.gap_ms
-            spans = list(sessions)
-            joins = [spans[n] for n in near(spans, at_ms, self.gap_ms, over_ms)]
-            if not joins and at_ms <= over_ms:
+        events: dict[Any, list[Dated]] = {}
+        for each in dated:
+            events.setdefault(each[1], []).append(each)
+        fields = [self.form.field(self._whole(key)) for key in events]
+        bodies = await tables.read(self.name, fields)
+        changed: list[Any] = []
+        changes: dict[bytes, bytes | None] = {}
+        for (key, its), field, body in zip(events.items(), fields, bodies, strict=True):
+            sessions = self._followed(self._sessions(field, body), batch, its, late)
+            if rows := [each.total for each in sessions if each.has_changed]:
+                changed += rows
+                changes[field] = self._stored(key, sessions)
+        tables.write(self.name, changes)
+        return changed
+
+    def _followed(
+        self, sessions: list[_Open], batch: Sequence[Any], events: Sequence[Dated], late: dict[int, int]
+    ) -> list[_Open]:
+        """Return the open sessions of a key after some events."""
+        gap_ms, late_ms, fold = self.gap_ms, self.late_ms, self.fold
+        for index, _, at_ms, now_ms in events:
+            over_ms = now_ms - late_ms - gap_ms
+            joins = near(sessions, at_ms, gap_ms, over_ms)
+            if joins:
+                session = joins[0] if len(joins) == 1 else self._merged(joins)
+                if session is not joins[0]:
+                    sessions = [*(each for each in sessions if each not in joins), session]
+            elif at_ms <= over_ms:
                 late[index] = over_ms - at_ms
                 continue
-            total = None
-            for n, span in enumerate(joins):
-                value = sessions.pop(span)
-                changed.pop((key, span), None)
-                total = self.merge(total, value) if n and self.merge else value
-            first = min([at_ms, *(span.start_ms for span in joins)])
-            span = Span(first, max([at_ms, *(span.end_ms for span in joins)]))
-            window = Window(moment(span.start_ms), moment(span.end_ms))
-            sessions[span] = _own(self.fold(total, batch[index], window), batch[index])
-            changed[key, span] = None
-        tables.write(self.name, {fields[key]: self._stored(key, known[key]) for key, _ in changed})
-        return [known[key][span] for key, span in changed]
+            else:
+                at = moment(at_ms)
+                session = _Open(at, at, None)
+                sessions.append(session)
+            if at_ms < session.start_ms:
+                session.start_ms, session.start = at_ms, moment(at_ms)
+            elif at_ms > session.end_ms:
+                session.end_ms, session.end = at_ms, moment(at_ms)
+            record = batch[index]
+            total = fold(session.total, record, Window(session.start, session.end))
+            session.total = kept(record) if total is record else total
+            session.has_changed = True
+        return sessions
+
+    def _merged(self, joins: Sequence[_Open]) -> _Open:
+        assert self.merge is not None  # `lacks` has told otherwise.
+        first, *others = sorted(joins, key=lambda each: each.start_ms)
+        total = reduce(self.merge, (each.total for each in others), first.total)
+        return _Open(first.start, max(each.end for each in joins), total)
 
     def lacks(self) -> ConfigurationError | None:
         """Return an error if nothing says how two sessions become one."""
@@ -228,33 +291,30 @@ class SessionFolding(Folding):
             remedy=f"Write @{self.name}.merge above one: an event out of order may join two sessions.",
         )
 
-    def _sessions(self, field: bytes, body: bytes | None) -> dict[Span, Any]:
-        its: list[OpenSession[Any]] = [] if body is None else self.form.value_of(field, body)
-        return {Span(_ms(each.start), _ms(each.end)): each.total for each in its}
+    def _whole(self, key: Any) -> Any:
+        return key if type(key) is tuple or not self.form.names else (key,)
 
-    def _stored(self, key: tuple[Any, ...], sessions: Mapping[Span, Any]) -> Timed:
-        value = [
-            OpenSession(moment(span.start_ms), moment(span.end_ms), sessions[span])
-            for span in sorted(sessions)
-        ]
-        ends_ms = min(span.end_ms for span in sessions) + self.gap_ms
-        return Timed.at(self.form.body(key if self.form.names else key[0], value), ends_ms)
+    def _sessions(self, field: bytes, body: bytes | None) -> list[_Open]:
+        its: list[OpenSession[Any]] = [] if body is None else self.form.value_of(field, body)
+        return [_Open(each.start, each.end, each.total) for each in its]
+
+    def _stored(self, key: Any, sessions: Sequence[_Open]) -> Timed:
+        its = sorted(sessions, key=lambda each: each.start_ms)
+        body = self.form.body(
+            self._whole(key), [OpenSession(each.start, each.end, each.total) for each in its]
+        )
+        return Timed.at(body, min(each.end_ms for each in its) + self.gap_ms)
 
     def ended(self, field: bytes, body: bytes, over_ms: int) -> tuple[list[tuple[Any, Window]], bytes | None]:
         """Return the sessions that have ended, and the others."""
-        sessions = self._sessions(field, body)
-        over = {span: total for span, total in sessions.items() if span.end_ms + self.gap_ms <= over_ms}
-        key = self.form.key_of(field, body)
-        left = {span: total for span, total in sessions.items() if span not in over}
-        stored = self._stored(key if self.form.names else (key,), left) if left else None
-        return [
-            (over[span], Window(moment(span.start_ms), moment(span.end_ms))) for span in sorted(over)
-        ], stored
-
-
-def _own(total: Any, record: Any) -> Any:
-    """Return a total that is no record, which would change in other windows, too, when it is changed."""
-    return kept(total) if total is record else total
+        over: list[tuple[Any, Window]] = []
+        left: list[_Open] = []
+        for each in self._sessions(field, body):
+            if each.end_ms + self.gap_ms <= over_ms:
+                over.append((each.total, Window(each.start, each.end)))
+            else:
+                left.append(each)
+        return over, self._stored(self.form.key_of(field, body), left) if left else None
 
 
 def _ms(at: datetime) -> int:
