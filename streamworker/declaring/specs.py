@@ -106,7 +106,8 @@ class TableSpec:
         """
         names, field = self.form.names, self.stream.key_fields
         name = field if isinstance(field, str) else field[0] if field and len(field) == 1 else "key"
-        hints = {name: self.stream.record.hints.get(name, str) for name in names} or {name: self.form.kind}
+        known = {**self.stream.record.hints, **self.form.part_types}
+        hints = {name: known.get(name, str) for name in names} or {name: self.form.kind}
         found = self.form.schema(hints)
         about = {"processor": self.processor, "leading": str(self.leading)}
         return found.with_metadata({**(found.metadata or {}), **about})
@@ -198,10 +199,11 @@ class ProcessorSpec:
 
     @property
     def targets(self) -> tuple[StreamSpec, ...]:
-        """The streams that its rows go to."""
-        if isinstance(self.into, Mapping):
-            return tuple({spec.name: spec for spec in self.into.values()}.values())
-        return () if self.into is None else (self.into,)
+        """The streams that its rows go to, and those of the functions that are called between batches."""
+        own = self.into.values() if isinstance(self.into, Mapping) else filter(None, (self.into,))
+        others = [target for each in self.by_time for target in each.call.targets]
+        late = filter(None, (self.window.late_into,)) if self.window else ()
+        return tuple({spec.name: spec for spec in (*own, *others, *late)}.values())
 
     @property
     def window(self) -> "WindowSpec | None":
@@ -271,6 +273,7 @@ class WindowSpec:
     """Whether the totals are the rows; no function is called for them."""
     sends: bool
     """Whether anything is sent when a window closes."""
+    late_into: StreamSpec | None = None
     lacks: Callable[[], ConfigurationError | None] = lambda: None
     """Returns what is missing in the declaration."""
 

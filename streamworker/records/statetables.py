@@ -106,6 +106,8 @@ class TableForm:
         """Type of the keys."""
         self.names = key if isinstance(key, tuple) else ()
         """The names of a key's parts; empty if a key is one value."""
+        self.part_types: Mapping[str, Any] = {}
+        """Types of parts that are no fields of a record."""
         self._parts = len(self.names)
         self._is_text = key is str
         self.value = value

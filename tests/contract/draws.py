@@ -448,6 +448,7 @@ class Draws:
         return {
             "group": self.keys.group,
             "checkpoint": self.some_id(),
+            "forgotten": self.dice.choice(("", "s0")),
             "entries": 0,
             "owner": owner,
             "parents": self.parents(),

@@ -205,6 +205,7 @@ CALLS = {
             scripts.MOVE_CHECKPOINT,
             cleared=[],
             group="price",
+            forgotten="",
             checkpoint="1-0",
             entries=1,
             owner="",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamworker.core.data.window import Window
+from streamworker.core.data.window import CallWindow
 from streamworker.errors import InternalError
 from tests.helpers import drawn
 
@@ -18,7 +18,7 @@ KEYS = st.one_of(st.none(), st.sampled_from(["a", "b", "c"]))
 class Observer:
     """Drives a window and keeps its own account of what should be so."""
 
-    window: Window
+    window: CallWindow
     concurrency: int
     size: int
     keys: list[str | None] = field(default_factory=list)
@@ -89,7 +89,7 @@ STEPS = {"add": 6, "start": 6, "finish": 3, "defer": 2, "resume": 2, "take": 2, 
 @given(st.integers(1, 4), st.integers(1, 12), st.integers(0, 2**32))
 def test_the_rules_hold_whatever_happens(concurrency: int, size: int, seed: int) -> None:
     """Order in each key, so many at a time, the earliest first, no gap, no more than fit."""
-    observer = Observer(Window(concurrency=concurrency, size=size), concurrency, size)
+    observer = Observer(CallWindow(concurrency=concurrency, size=size), concurrency, size)
     dice = Random(seed)
     for step in dice.choices([*STEPS], [*STEPS.values()], k=80):
         if step == "add":
@@ -108,7 +108,7 @@ def test_the_rules_hold_whatever_happens(concurrency: int, size: int, seed: int)
 @given(st.integers(1, 4), st.lists(KEYS, max_size=40), st.randoms(use_true_random=False))
 def test_everything_is_done_in_the_end(concurrency: int, keys: list[str | None], rng: object) -> None:
     """Nothing is forgotten behind a key: whoever starts, ends and takes what may be gets it all."""
-    observer = Observer(Window(concurrency=concurrency, size=7), concurrency, 7)
+    observer = Observer(CallWindow(concurrency=concurrency, size=7), concurrency, 7)
     left = list(keys)
     while observer.taken < len(keys):
         while left and observer.window.room:
@@ -126,7 +126,7 @@ def test_after_close_all_that_was_started_can_be_taken(
     concurrency: int, keys: list[str | None], ends: list[int]
 ) -> None:
     """Only the records before one that was started are started still, and then there is no gap."""
-    observer = Observer(Window(concurrency=concurrency, size=20), concurrency, 20)
+    observer = Observer(CallWindow(concurrency=concurrency, size=20), concurrency, 20)
     started = 0
     for key in keys:
         observer.add(key)
@@ -148,7 +148,7 @@ def test_after_close_all_that_was_started_can_be_taken(
 @pytest.mark.parametrize("ends", ["finish", "defer", "abandon", "again"])
 def test_what_never_started_cannot_end(ends: str) -> None:
     """It would be a fault of ours, and says so."""
-    window = Window(concurrency=1, size=1)
+    window = CallWindow(concurrency=1, size=1)
     window.add(None)
     with pytest.raises(InternalError, match="index 0"):
         getattr(window, ends)(0)

@@ -158,6 +158,7 @@ async def _reset(
     yes: bool,
 ) -> None:
     target = parse_target(to)
+    clear_tables = clear_tables or spec.window is not None
     wanted = wanted_partitions(spec.stream, given, "--partition")
     await _refuse_if_gone(backend, spec, await _plan(backend, spec, wanted, target))
     is_run = not dry_run and await refuse_if_run(backend, app, spec, wanted)
@@ -235,6 +236,11 @@ async def _stays(backend: Backend, spec: ProcessorSpec, moves: list[Move], clear
         told.append(
             f"{tables} {hold} what was counted since and is not undone: add --clear-tables to begin from "
             "empty tables, or count twice."
+        )
+    if spec.window is not None:
+        told.append(
+            "Windows that begin before are counted from there on: go back one window and its lateness "
+            "further to count them whole. Rows are sent again, with the same key and start."
         )
     if not begins_anew and await _has_state(backend, spec, back):
         told.append("The state holds what was counted since, and is not undone.")

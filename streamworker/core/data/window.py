@@ -30,12 +30,12 @@ from heapq import heappop, heappush
 from streamworker.errors import InternalError
 
 
-class Window:
+class CallWindow:
     """The records of one partition that are being handled.
 
     At most ``concurrency`` of them run at the same time, and at most ``size`` were added and not taken.
 
-    >>> window = Window(concurrency=2, size=10)
+    >>> window = CallWindow(concurrency=2, size=10)
     >>> [window.add(key) for key in ("ann", "ann", "bob")]
     [0, 1, 2]
     >>> [window.start() for _ in range(3)]

@@ -13,7 +13,7 @@ from streamworker.core.snapshot import PauseView, RetryView
 from streamworker.core.time.lifetimes import NO_TABLES, Lifetimes
 from streamworker.errors import BackendError, BackendRefused, ConfigurationError
 from streamworker.redisio.group.operation import Access
-from streamworker.redisio.keys import TICK, GroupKeys, number, whole
+from streamworker.redisio.keys import EVENT_TIME, TICK, GroupKeys, number, whole
 from streamworker.redisio.scripts import ACQUIRE, MARK, MOVE_CHECKPOINT, RELEASE, STORE_TRIES, Call, checked
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import MEMORY, Durability, Undurable
@@ -267,12 +267,13 @@ async def move_checkpoint(
     The call may be repeated. The script raises the epoch, so that an earlier owner can no longer commit.
     ``entries`` is the number of source entries up to ``to``, which :func:`streams.entries_up_to` counts;
     ``owner`` a dead owner that may still be in the lock; ``clear`` the tables that are emptied in the same
-    step; ``waits_for`` the partitions that the group must be done with before, if not those in the lock. The
-    result is the previous checkpoint; ``Held`` if a member holds the lock and has not paused, and
-    nothing was moved; None if the group was never registered in the partition.
+    step, windows with their event time; ``waits_for`` the partitions that the group must be done with before,
+    if not those in the lock. The result is the previous checkpoint; ``Held`` if a member holds the lock and
+    has not paused, and nothing was moved; None if the group was never registered in the partition.
     """
     cleared, checkpoint = keys.tables(partition, clear), str(to)
     named = {"group": keys.group, "checkpoint": checkpoint, "entries": entries, "owner": owner}
+    named["forgotten"] = EVENT_TIME if any(its.is_event_time for its in clear.values()) else ""
     call = MOVE_CHECKPOINT.at(keys, partition, **named, parents=numbers(waits_for), cleared=cleared)
     (reply,) = all_answered(await backend.run_many(MOVE_CHECKPOINT, [call], durability=durability))
     if isinstance(reply, Undurable):

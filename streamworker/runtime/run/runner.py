@@ -222,12 +222,9 @@ def build_runner(
     invoker_type, mode_type = _types_for(spec)
     tries = Tries(start.lock, spec.options.policies, mode_type.in_work_max(spec), names_layers)
     spec, spans = traced(spec, partition, settings)  # Its layer is no middleware of the user.
-    has_time = spec.window is not None
-    own = {
-        name: value
-        for name, value in state.items()
-        if not name.startswith(TIMERS) or (has_time and name == EVENT_TIME)
-    }
+    own = {name: value for name, value in state.items() if not name.startswith(TIMERS)}
+    if spec.window and EVENT_TIME in state:
+        own[EVENT_TIME] = state[EVENT_TIME]
     kept = PartitionState(own)
     if spec.options.concurrency > 1:
         kept = NoState(spec.name, spec.options.concurrency)

@@ -6,9 +6,10 @@
 -- when it acquires the lock again to resume. The acked log stays: entries that are processed again add their
 -- rows again. If the partition takes nothing more, its owner notes anew when the group is done with it.
 --
--- KEYS  lock (hash)  events (stream)  counts (hash)  cleared...: the keys of tables to clear
+-- KEYS  lock (hash)  events (stream)  counts (hash)  state (hash)  cleared...: the keys of tables to clear
 -- ARGV  group  checkpoint: the new one  entries: source records up to it
 --       owner: the expected one: '', or one that is known to be dead
+--       forgotten: a field of the state to remove; '' for none
 --       parents: for `from`, if the group must be done with other partitions before; '' leaves that as it is
 -- reply [OK, checkpoint before] | [HELD, owner] | [MISSING] | [BADTYPE, key]
 local held = redis.call('HMGET', lock, 'owner', 'checkpoint', 'epoch', 'paused_at', 'ordered', 'obeyed')
@@ -18,6 +19,7 @@ local is_paused = held[4] and held[5] == held[6]
 if holder ~= owner and holder ~= '' and not is_paused then return {'HELD', holder} end
 if holder == owner or holder == '' then free(lock) end
 redis.call('HDEL', lock, 'tries', 'deaths', 'done', 'moved')
+if forgotten ~= '' then redis.call('HDEL', state, forgotten) end
 if cleared_at <= #KEYS then redis.call('UNLINK', unpack(KEYS, cleared_at)) end
 redis.call('HSET', lock, 'checkpoint', checkpoint, 'entries', entries, 'reset', raise_epoch(lock, held[3]))
 if parents ~= '' then redis.call('HSET', lock, 'from', parents) end

@@ -14,7 +14,7 @@ if held[1] ~= owner or held[2] ~= epoch then return {'FENCED'} end
 if held[3] ~= parents then return {'CHANGED'} end
 local CHUNK = 4000  -- unpack() fails at 8,000 values
 for i = pairs_at, index and #ARGV or 0, 2 do
-  local ends = string.match(ARGV[i + 1], '^(%d+) ')
+  local ends = string.match(ARGV[i + 1], '^(%-?%d+) ')
   if ends then
     redis.call('ZADD', index, ends, ARGV[i])
     if is_called == '1' then ARGV[i + 1] = string.sub(ARGV[i + 1], #ends + 1) end

@@ -20,7 +20,7 @@ import anyio.abc
 from streamworker.core.data.batching import BatchLimits
 from streamworker.core.data.entries import Entry
 from streamworker.core.data.placement import canonical_key
-from streamworker.core.data.window import Window
+from streamworker.core.data.window import CallWindow
 from streamworker.core.policies import Halt, Retry
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.redisio.data.commit import DeadEntry
@@ -73,7 +73,7 @@ class KeyedMode(GroupingMode):
         self._width = width
         self._tasks = 0
         """Tasks that handle a record now, or have yielded before their next one."""
-        self._window = Window(concurrency=width, size=_window_size(width))
+        self._window = CallWindow(concurrency=width, size=_window_size(width))
         self._in_hand: dict[int, _InHand] = {}
         """Records by index in the window, which is their number in order."""
         self._halted: tuple[int, str] | None = None

@@ -1,0 +1,186 @@
+"""What a user says of windows: how long they are, what the time of a record is, how totals are made."""
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, Literal, TypedDict
+from zoneinfo import ZoneInfo
+
+from streamworker.core.policies import Errors
+from streamworker.core.rules import check_values, kind_of
+from streamworker.core.time.windows import DAY_MS, Days, Grid, Lengths, Months, Windows
+from streamworker.core.units import Duration, duration_ms, moment, time_ms
+from streamworker.declaring.callables import Looked, look, refused
+from streamworker.declaring.functions import check_into
+from streamworker.declaring.options import Start
+from streamworker.declaring.stream import Stream, specs_of
+from streamworker.declaring.timed.folding import Window
+from streamworker.errors import ConfigurationError
+from streamworker.records.statetables import TableForm
+from streamworker.records.types import label, read_hint
+
+Emit = Literal["final", "changes"]
+Idle = Literal["clock", "never"]
+CHOICES = {"emit": kind_of(Emit), "idle": kind_of(Idle)}
+STEPS_MAX = 60
+"""Windows that one record may be in: each is a value that it changes."""
+
+
+class WindowOptions(TypedDict, total=False):
+    """Further arguments of ``App.window`` and ``App.session``, as those of ``App.processor``."""
+
+    name: str | None
+    batch: int | None
+    within: Duration
+    batch_bytes: int
+    errors: Errors | None
+    start: Start
+    ahead: Duration
+    idle: Idle
+
+
+class WindowForm(TableForm):
+    """The totals of windows by the stream's key, start and end; a key may leave out the end."""
+
+    def __init__(self, table: str, names: tuple[str, ...], value: Any, windows: Windows) -> None:
+        super().__init__(table, names, value)
+        self._windows = windows
+        self.part_types = {"start": datetime, "end": datetime}
+
+    def field(self, key: Any) -> bytes:
+        """Return a key's field, with the end that the windows have now if the key has none."""
+        return super().field(self._whole(key))
+
+    def key_in(self, texts: Sequence[str]) -> Any:
+        """Return the key that some words of a command line name."""
+        given = len(self.names) - len(texts)
+        key = super().key_in([*texts, ""] if given == 1 else texts)
+        times = [_time_in(self.table, text) for text in key[-2 : len(texts)]]
+        return self._whole((*key[:-2], *times))
+
+    def _whole(self, key: Any) -> Any:
+        if isinstance(key, tuple) and len(key) == len(self.names) - 1 and isinstance(key[-1], datetime):
+            return (*key, moment(self._windows.ends_ms(time_ms(key[-1], "start"))))
+        return key
+
+
+def _time_in(table: str, text: str) -> datetime:
+    with suppress(ValueError):
+        if (at := datetime.fromisoformat(text)).tzinfo is not None:
+            return at
+    raise ConfigurationError(
+        f"{text!r} is no start or end of a window of {table!r}.",
+        remedy="Write a time with a zone, such as 2026-11-28T10:00Z.",
+    )
+
+
+def windows_of(every: Duration, step: Duration | None, tz: str | None) -> Windows:
+    """Return the windows that a user has described."""
+    size, unit = _size(every, "every")
+    each, its_unit = (size, unit) if step is None else _size(step, "step")
+    if unit != its_unit or size % each:
+        raise ConfigurationError(
+            f"every={every!r} is no multiple of step={step!r}.",
+            remedy='Write every="10 minutes", step="1 minute": each window is some steps long.',
+        )
+    if size // each > STEPS_MAX:
+        raise ConfigurationError(
+            f"every={every!r} is {size // each} times step={step!r}: each record is in that many windows.",
+            remedy=f"Use at most {STEPS_MAX}: a longer step, or a table by step that readers add up.",
+        )
+    if tz is not None and unit == "ms":
+        raise ConfigurationError(
+            f"tz={tz!r} is for days, weeks and months, and every={every!r}.",
+            remedy="Leave tz out: shorter windows are counted in UTC.",
+        )
+    try:
+        zone = ZoneInfo(tz or "UTC")
+    except (ValueError, OSError, LookupError):
+        raise ConfigurationError(
+            f"tz={tz!r} is no time zone.", remedy="Write one such as Europe/Paris."
+        ) from None
+    grid: Grid = Lengths(each) if unit == "ms" else (Days if unit == "days" else Months)(each, zone)
+    return Windows(grid, size // each)
+
+
+def _size(value: Duration, what: str) -> tuple[int, Literal["ms", "days", "months"]]:
+    """Return how long a window is, in the unit by which it is counted."""
+    if isinstance(value, str) and (found := _MONTHS.fullmatch(value)):
+        return int(found[1]), "months"
+    ms = duration_ms(value, what, least_ms=1)
+    return (ms // DAY_MS, "days") if ms % DAY_MS == 0 else (ms, "ms")
+
+
+_MONTHS = re.compile(r"\s*([1-9]\d{0,3})\s*months?\s*")
+
+
+def read_fold(function: Any, stream: Stream[Any], options: WindowOptions) -> tuple[Looked, Any]:
+    """Return the function of some windows, and the type of its totals."""
+    looked = look(function, "Function", options.get("name"))
+    names, hints = list(looked.signature.parameters), looked.hints
+    if looked.is_async or len(names) != 3:
+        raise refused(
+            looked.whose,
+            "makes no total.",
+            f"Write `def {looked.name}(total: Total | None, record: {stream.spec.record.name}, "
+            "window: Window) -> Total`, not async.",
+        )
+    total = hints.get("return")
+    if total in (None, type(None)):
+        raise refused(looked.whose, "does not say what it returns.", "Annotate the type of its totals.")
+    wanted = (total | None, stream.spec.record.python_type, Window)
+    for name, right in zip(names, wanted, strict=True):
+        if hints.get(name, right) not in (right, Any):
+            raise refused(
+                looked.whose,
+                f"takes `{name}: {label(hints[name])}`.",
+                f"Annotate it as {label(right)}: the total so far or None, a record, the window.",
+            )
+    return looked, total
+
+
+def key_names(looked: Looked, stream: Stream[Any]) -> tuple[str, ...]:
+    """Return the names of the parts of a stream's key; ConfigurationError if it has none."""
+    names = stream.spec.key_fields
+    if names == ():
+        raise refused(
+            looked.whose,
+            f"has windows, and stream {stream.name!r} has no key.",
+            "Give the stream a key: a window is of one key. For one over all records, send them to one key.",
+        )
+    found = ("key",) if names is None else (names,) if isinstance(names, str) else names
+    return tuple(f"key_{name}" if name in ("start", "end") else name for name in found)
+
+
+def common(
+    looked: Looked,
+    stream: Stream[Any],
+    by: object,
+    late: Duration,
+    late_into: Stream[Any] | None,
+    emit: Emit,
+    options: WindowOptions,
+) -> dict[str, Any]:
+    """Return what all foldings are given."""
+    whose, record = looked.whose, stream.spec.record
+    check_values({"emit": emit, "idle": options.get("idle", "clock")}, CHOICES, whose)
+    if isinstance(by, str):
+        hint = read_hint(record.hints[by]).base if by in record.fields else None
+        if hint is not datetime:
+            what = f"is {label(hint)}" if hint else f"is no field of {record.name}"
+            raise refused(whose, f"has by={by!r}, which {what}.", "Name a field that is a datetime.")
+    elif not callable(by):
+        raise refused(whose, f"has by={by!r}.", "Name a field, or give a function of the record.")
+    if late_into is not None:
+        check_into(whose, stream.spec, specs_of(late_into), record.python_type, None, False)
+    return {
+        "name": looked.name,
+        "stream": stream.spec,
+        "fold": looked.function,
+        "at": record.key_function(by),
+        "late_ms": duration_ms(late, "late"),
+        "ahead_ms": duration_ms(options.get("ahead", "1 minute"), "ahead"),
+        "late_into": None if late_into is None else late_into.spec,
+        "emits_changes": emit == "changes",
+    }
