@@ -257,7 +257,8 @@ class LocalWorker(Stored):
     async def event_time(self, processor: Windowed[Any, Any], at: datetime, *, timeout: float = 30.0) -> None:
         """Let event time pass in this worker's partitions, and wait until the windows are closed that end.
 
-        All that was sent is handled before, and partitions that are about to start have started. A record that is later than these windows is late then.
+        All that was sent is handled before, and partitions that are about to start have started. A record
+        that is later than these windows is late then.
 
         Parameters
         ----------

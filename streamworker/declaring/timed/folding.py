@@ -7,7 +7,7 @@ closes them is called at these ends, by event time (``runtime/run/timed/closing.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache, reduce
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -19,7 +19,7 @@ from streamworker.core.policies import DeadLetter, Late
 from streamworker.core.time.eventtime import EventTime, passed
 from streamworker.core.time.lifetimes import Timed
 from streamworker.core.time.windows import Span, Windows, near
-from streamworker.core.units import lateness_text, moment
+from streamworker.core.units import EPOCH, lateness_text, moment
 from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import ConfigurationError
 from streamworker.records.codecs import short
@@ -98,7 +98,7 @@ class Folding(ABC):
                 call.removed[index] = DeadLetter(f"its time is {short(at)}, which is no datetime with a zone")
             elif key is None or (type(key) is tuple and None in key):
                 call.removed[index] = DeadLetter("it has no key, and windows are of a key")
-            ats_ms.append(0 if index in call.removed else round(at.timestamp() * 1000))
+            ats_ms.append(0 if index in call.removed else _ms(at))
         arrived_ms = call.arrivals_ms
         if call.removed:
             places = [index for index in places if index not in call.removed]
@@ -318,4 +318,5 @@ class SessionFolding(Folding):
 
 
 def _ms(at: datetime) -> int:
-    return round(at.timestamp() * 1000)
+    # What is nearly at the end of a window is in it.
+    return (at - EPOCH) // timedelta(milliseconds=1)
