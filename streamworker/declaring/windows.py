@@ -268,7 +268,8 @@ def window(
 
     def bind(function: Callable[..., Any]) -> Windowed[Any, Any]:
         looked, total = read_fold(function, stream, options)
-        names = (*key_names(looked, stream), "start", "end")
+        names = key_names(looked, stream)
+        names += tuple(f"window_{part}" if part in names else part for part in ("start", "end"))
         form = WindowForm(looked.name, names, total, windows)
         folding = FixedFolding(form=form, **common(looked, stream, by, late, late_into, emit, options))
         folding.windows = windows

@@ -149,8 +149,7 @@ def key_names(looked: Looked, stream: Stream[Any]) -> tuple[str, ...]:
             f"has windows, and stream {stream.name!r} has no key.",
             "Give the stream a key: a window is of one key. For one over all records, send them to one key.",
         )
-    found = ("key",) if names is None else (names,) if isinstance(names, str) else names
-    return tuple(f"key_{name}" if name in ("start", "end") else name for name in found)
+    return ("key",) if names is None else (names,) if isinstance(names, str) else names
 
 
 def common(
