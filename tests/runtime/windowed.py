@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from streamworker import App, Window
+from streamworker.declaring.windows import Windowed
 from streamworker.testing import LocalWorker
 
 DAY = "2025-11-28"
@@ -56,7 +57,9 @@ class Shop:
         self.late = self.app.stream("late", Order, key="customer", partitions=1, retention="1 day")
         kind = {"every": "1 hour", "by": "placed_at", "late": "10 minutes", "into": self.hourly, **options}
         kind["late_into"] = self.late if kind.get("late_into") else None
-        self.per_hour = self.app.window(self.orders, **{"name": "per_hour", **kind})(add)
+        self.per_hour: Windowed[Order, Hourly] = self.app.window(self.orders, **{"name": "per_hour", **kind})(
+            add
+        )
 
     async def send(self, *orders: tuple[str, str] | tuple[str, str, int], day: str = DAY) -> None:
         """Send orders: customer, time and amount each."""
