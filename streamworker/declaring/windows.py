@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar, Unpack, overload
 from streamworker.context import Context
 from streamworker.core.time.lifetimes import Lifetime
 from streamworker.core.units import Duration, duration_ms
-from streamworker.declaring.callables import Wrapper, look, refused
+from streamworker.declaring.callables import look, refused
 from streamworker.declaring.functions import describe
 from streamworker.declaring.options import ProcessorOptions
 from streamworker.declaring.parameters import Parameters, read_parameters
@@ -27,7 +27,7 @@ from streamworker.declaring.timed.describing import (
     read_fold,
     windows_of,
 )
-from streamworker.declaring.timed.expiring import ExpiredInto, ExpiredOf, of_pairs
+from streamworker.declaring.timed.expiring import Expired, ExpiredInto, ExpiredOf, of_pairs
 from streamworker.declaring.timed.folding import FixedFolding, Folding, OpenSession, SessionFolding, Window
 from streamworker.declaring.timed.timers import call_by_time
 from streamworker.records.statetables import TableForm
@@ -110,7 +110,7 @@ class Windowed(Processor[[A | None, T, Window], A], Generic[T, A]):
             window = replace(expiry.window, sends=True, returns_totals=False)
             spec = replace(expiry, call=call, takes_many=takes_many, window=window)
             self._app.registry.keep(replace(group, expiries=(spec,)))
-            return Wrapper(function)
+            return Expired(looked.name, function)
 
         return bind
 
