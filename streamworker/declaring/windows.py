@@ -31,7 +31,7 @@ from streamworker.declaring.timed.expiring import Expired, ExpiredInto, ExpiredO
 from streamworker.declaring.timed.folding import FixedFolding, Folding, OpenSession, SessionFolding, Window
 from streamworker.declaring.timed.timers import call_by_time
 from streamworker.records.statetables import TableForm
-from streamworker.records.types import read_hint
+from streamworker.records.types import RecordKind, kind_of, label, read_hint
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -365,6 +365,12 @@ def session(
 
     def bind(function: Callable[..., Any]) -> Sessions[Any, Any]:
         looked, total = read_fold(function, stream, options)
+        if kind_of(total) is RecordKind.PYDANTIC:
+            raise refused(
+                looked.whose,
+                f"makes totals of {label(total)}, a pydantic model, which open sessions cannot hold.",
+                "Let it make totals of a msgspec.Struct or a dataclass.",
+            )
         names = key_names(looked, stream)
         kind = read_hint(stream.spec.record.hints.get(names[0], tuple)).base
         key: Any = kind if len(names) == 1 and kind is not tuple else names

@@ -46,7 +46,7 @@ class WindowForm(TableForm):
     def __init__(self, table: str, names: tuple[str, ...], value: Any, windows: Windows) -> None:
         super().__init__(table, names, value)
         self._windows = windows
-        self.part_types = {"start": datetime, "end": datetime}
+        self.part_types = dict.fromkeys(names[-2:], datetime)
 
     def field(self, key: Any) -> bytes:
         """Return a key's field, with the end that the windows have now if the key has none."""

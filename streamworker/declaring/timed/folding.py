@@ -317,6 +317,9 @@ class SessionFolding(Folding):
         return over, self._stored(self.form.key_of(field, body), left) if left else None
 
 
+_MS = timedelta(milliseconds=1)
+
+
 def _ms(at: datetime) -> int:
     # What is nearly at the end of a window is in it.
-    return (at - EPOCH) // timedelta(milliseconds=1)
+    return (at - EPOCH) // _MS
