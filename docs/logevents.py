@@ -149,6 +149,8 @@ MEANINGS = {
     "rebalance": "Members or owners have changed: the cause, the member and the partitions that move.",
     "record_dead": "A record became a dead letter.",
     "record_skipped": "A record was skipped, as its policy says.",
+    "records_late": "Records came when all of their windows were over: how many since the last such line, and by how "
+    "much the newest of them missed (docs: windows). One line a minute for each partition.",
     "replicas_missing": "Too few replicas are connected: nothing is confirmed until they are.",
     "resource_ended": "The generator of a resource of a partition has ended; the partition starts anew from its last commit, "
     "and makes it again.",

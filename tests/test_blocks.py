@@ -19,6 +19,7 @@ PROGRAMS = {
     "docs/tutorials/on-call.md": "tests/test_tutorials.py",
     "docs/tutorials/orders-to-a-lake.md": "tests/spark/test_orders_to_a_lake.py",
     "docs/tutorials/production.md": "tests/deploy/test_production.py",
+    "docs/windows.md": "tests/test_tutorials.py",
 }
 """Pages with the files of programs, and the test that saves and runs them."""
 

@@ -11,12 +11,14 @@ from tests.following import Reader
 DOCS = Path(__file__).parents[1] / "docs"
 TOOLS = ("awk", "bash", "date", "env", "grep", "mkdir", "sh", "sleep")
 """All that a reader needs beside Python."""
+FRAGMENTS_FROM = "\n## Event time\n"
+"""Where the program of windows.md ends: tests/test_blocks.py runs what comes then."""
 
 
 @pytest.mark.slow
 @pytest.mark.full("starts a server, workers and each command as a process")
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", ["getting-started.md", "tutorials/on-call.md"])
+@pytest.mark.parametrize("page", ["getting-started.md", "tutorials/on-call.md", "windows.md"])
 def test_a_reader_gets_what_the_tutorial_says(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -27,6 +29,7 @@ def test_a_reader_gets_what_the_tutorial_says(
         (path / tool).symlink_to(str(shutil.which(tool)))
     monkeypatch.setenv("PATH", str(path))
     followed = tmp_path / Path(page).name
-    followed.write_text((DOCS / page).read_text("utf-8").replace("8321", str(free_port())), "utf-8")
+    text, _, _ = (DOCS / page).read_text("utf-8").partition(FRAGMENTS_FROM)
+    followed.write_text(text.replace("8321", str(free_port())), "utf-8")
     with Reader(followed, tmp_path) as reader:
         assert list(reader.follow())

@@ -32,7 +32,7 @@ def _method(function: griffe.Function, pkg: griffe.Module) -> griffe.Function:
     """Return a function whose first parameter is the app as a method, with each option by its name."""
     method = copy.copy(function)
     given = list(function.parameters)[1:]
-    if given and given[-1].kind is griffe.ParameterKind.var_keyword:
+    if given and str(given[-1].annotation) == "Unpack[Options]":
         kind = griffe.ParameterKind.keyword_only
         options = pkg["declaring.options.ProcessorOptions"].attributes.values()
         given[-1:] = [

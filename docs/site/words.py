@@ -13,6 +13,7 @@ WORDS = {
     "chains.md": "pipeline of processors several steps topology dag",
     "timers.md": "cron timezone time zone periodic schedule crontab beat",
     "tables.md": "state store key value aggregate running total ktable",
+    "windows.md": "event time watermark tumbling hopping session sliding aggregation lateness grace suppress",
     "concurrency.md": "async parallel calls backpressure threads in flight",
     "testing.md": "pytest xdist fake mock unit test virtual clock until_drained asyncio anyio fake_context",
     "resources.md": "dependency injection lifespan fastapi django middleware",

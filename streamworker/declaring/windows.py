@@ -129,6 +129,25 @@ class Sessions(Windowed[T, A]):
         ----------
         function
             Gets the totals of two sessions of a key, the earlier one first.
+
+        Examples
+        --------
+        >>> from datetime import datetime
+        >>> import msgspec
+        >>> from streamworker import App, Window
+        >>> class Seen(msgspec.Struct):
+        ...     user: str
+        ...     at: datetime
+        >>> app = App("visits")
+        >>> events = app.stream("events", Seen, key="user")
+        >>> @app.session(events, gap="30 minutes", by="at", late="5 minutes")
+        ... def visits(count: int | None, seen: Seen, window: Window) -> int:
+        ...     return (count or 0) + 1
+        >>> @visits.merge
+        ... def joined(one: int, other: int) -> int:
+        ...     return one + other
+        >>> joined(2, 3)
+        5
         """
         looked = look(function, "Function")
         if looked.is_async or len(looked.signature.parameters) != 2:
@@ -226,13 +245,11 @@ def window(
         The zone of days, weeks and months, such as ``Europe/Paris``; UTC if None.
     late_into
         A stream of the same records, for those that are late.
-    ahead
-        How far ahead of its arrival a record may move event time: one minute if nothing else is said.
-    idle
-        ``clock``: once all is committed that a partition holds, event time goes on with the server's clock.
-        ``never``: only records move it.
-    name, batch, within, batch_bytes, errors, start
-        As for ``processor``.
+    **options
+        ``ahead``: how far ahead of its arrival a record may move event time, one minute if nothing else is
+        said. ``idle``: by ``"clock"`` event time goes on with the server's clock once all is committed that a
+        partition holds, and by ``"never"`` only records move it. ``name``, ``batch``, ``within``,
+        ``batch_bytes``, ``errors`` and ``start`` are as for ``processor``.
 
     Raises
     ------
@@ -330,7 +347,7 @@ def session(
         How long nothing happens between two sessions.
     by, late, into, emit, late_into
         As for ``window``.
-    ahead, idle, name, batch, within, batch_bytes, errors, start
+    **options
         As for ``window``.
 
     Raises
