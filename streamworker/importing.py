@@ -26,6 +26,7 @@ from streamworker.declaring.specs import ProcessorSpec, TimerSpec
 from streamworker.declaring.stream import Stream
 from streamworker.declaring.table import Table
 from streamworker.declaring.timed.timers import Timer
+from streamworker.declaring.windows import Windowed
 from streamworker.errors import ConfigurationError, StreamworkerError
 
 Kind = Literal["", "streams", "processors", "tables", "timers", "archived"]
@@ -82,8 +83,10 @@ def resolve_stream(path: str, stream: str | None = None) -> Stream[Any]:
 
 
 def resolve_table(path: str) -> Table[Any, Any]:
-    """Return the table that a path names: ``module:totals``. An error lists the tables."""
+    """Return the table that a path names, or of a processor of windows what is open; an error lists them."""
     module, found = _resolve(path, "tables")
+    if isinstance(found, Windowed):
+        return found.open
     if not isinstance(found, Table):
         raise _wrong(path, found, "not a Table", module, "tables")
     return found

@@ -6,6 +6,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar, Unpack, overload
 
+import msgspec
+
 from streamworker.context import Context
 from streamworker.core.time.lifetimes import Lifetime
 from streamworker.core.units import Duration, duration_ms
@@ -391,8 +393,10 @@ def session(
         names = key_names(looked, stream)
         kind = read_hint(stream.spec.record.hints.get(names[0], tuple)).base
         key: Any = kind if len(names) == 1 and kind is not tuple else names
-        form = TableForm(looked.name, key, list[OpenSession[total]])  # type: ignore[valid-type]
+        open_type = msgspec.defstruct("OpenSession", [("total", total)], bases=(OpenSession,))
+        form = TableForm(looked.name, key, list[open_type])  # type: ignore[valid-type]
         folding = SessionFolding(form=form, **common(looked, stream, by, late, late_into, emit, options))
+        folding.open_type = open_type
         folding.gap_ms = gap_ms
         made = Sessions[Any, Any](app, looked.name, function)
         made._folding = folding  # noqa: SLF001
