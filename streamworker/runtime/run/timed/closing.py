@@ -21,6 +21,10 @@ from streamworker.runtime.run.timed.expiring import NEVER_MS, Expiry
 from streamworker.runtime.run.timed.timers import Made
 
 
+class ByClock(Due):
+    """A time of the server's clock up to which event time has come, since all is committed until then."""
+
+
 class Closing(Expiry):
     """What is called when windows of a partition are over."""
 
@@ -37,7 +41,6 @@ class Closing(Expiry):
         self.window = window
         self.by_hand_ms: int | None = None
         """Up to when a test has let event time pass."""
-        self._is_by_clock = False
         self._is_looking = True
         self._again: Callable[[], None] = lambda: None
         self.state.landed = self._landed
@@ -75,20 +78,18 @@ class Closing(Expiry):
 
     def due(self, now_ms: int, ends_ms: int | None, committed: EntryId) -> Due | None:
         """Return what is to be closed: at once what records have closed."""
-        first_ms, self._is_by_clock = self.ends.first_ms, False
+        first_ms = self.ends.first_ms
         if ends_ms is not None or now_ms < self.not_before_ms:
             return None
         if self.by_hand_ms is not None or (
             first_ms is not None and first_ms + self.window.late_ms <= self.event_time.now_ms
         ):
             return Due(self.seen_ms, True)
-        found = super().due(now_ms, ends_ms, committed)
-        self._is_by_clock = found is not None
-        return found
+        return super().due(now_ms, ends_ms, committed)
 
     def planned(self, now_ms: int, ends_ms: int | None) -> Due | None:  # noqa: ARG002
         """Return whether the server's clock closes a window once all is committed."""
-        return Due(self.seen_ms, True) if self.next_ms(0) <= self.seen_ms and ends_ms is None else None
+        return ByClock(self.seen_ms, True) if self.next_ms(0) <= self.seen_ms and ends_ms is None else None
 
     def next_ms(self, now_ms: int) -> int:
         """Return when the server's clock closes the first window."""
@@ -102,7 +103,7 @@ class Closing(Expiry):
         return self._reached(found).now_ms - self.window.late_ms
 
     def _reached(self, found: Due) -> EventTime:
-        return self.event_time.ticked(found.at_ms) if self._is_by_clock else self.event_time
+        return self.event_time.ticked(found.at_ms) if isinstance(found, ByClock) else self.event_time
 
     def let_pass(self, at_ms: int) -> None:
         """Let event time come to a time, if it has not."""
