@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import datetime
-from typing import Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from streamworker.context import TablesInCall, tables_in_call
 from streamworker.core.time.lifetimes import Lifetime, Timed
@@ -284,10 +284,6 @@ class Table(Generic[K, V]):
             )
         return [partition]
 
-    def become(self, spec: TableSpec) -> None:
-        """Take this specification."""
-        self._spec = spec
-
     def written_by(self, processor: ProcessorSpec) -> TableSpec:
         """Make a processor the table's writer, and return the table's specification."""
 
@@ -323,6 +319,11 @@ class Table(Generic[K, V]):
             leading=_leading(self.name, self._form, processor),
         )
         return self._spec
+
+
+def become(table: Table[Any, Any], spec: TableSpec) -> None:
+    """Let a table have another specification."""
+    table._spec = spec  # noqa: SLF001 - which is kept here
 
 
 def _timed(bodies: Mapping[bytes, bytes], until_ms: int) -> dict[bytes, bytes]:

@@ -19,7 +19,7 @@ from streamworker.declaring.processors import Processor
 from streamworker.declaring.registry import DeclaringApp
 from streamworker.declaring.specs import ExpirySpec, WindowSpec
 from streamworker.declaring.stream import IntoStreams, Stream, specs_of
-from streamworker.declaring.table import Table
+from streamworker.declaring.table import Table, become
 from streamworker.declaring.timed.describing import (
     Emit,
     WindowForm,
@@ -443,7 +443,7 @@ def _declared(
     table = Table[Any, Any](app, name, folding.form, 0)
     written = table.written_by(spec)
     of_window = replace(written, lifetime=Lifetime(0, is_called=True, is_event_time=True))
-    table.become(of_window)
+    become(table, of_window)
     app.registry.tables[name] = made.open = table
     spec = replace(spec, tables=(of_window,))
     at_close = None if emit == "changes" else into

@@ -11,7 +11,7 @@ from streamworker.declaring.parameters import read_parameters
 from streamworker.declaring.registry import DeclaringApp
 from streamworker.declaring.specs import ExpirySpec, FunctionMode, TableSpec
 from streamworker.declaring.stream import IntoStreams
-from streamworker.declaring.table import Table
+from streamworker.declaring.table import Table, become
 from streamworker.declaring.timed.timers import call_by_time, check_name_is_free
 from streamworker.records.types import label
 from streamworker.redisio.keys import check_name
@@ -137,7 +137,7 @@ def expired(
         )
         tables = tuple(its if each.name == its.name else each for each in group.tables)
         app.registry.keep(replace(group, tables=tables, expiries=(*group.expiries, spec)))
-        table.become(its)
+        become(table, its)
         return Expired(spec.name, function)
 
     return bind
