@@ -35,6 +35,7 @@ def topic_of_orders(kafka: Any) -> Any:
         ("celery", "celery", {"shop": range(100)}),
         ("faust", "streamworker", {"shop": sorted([*range(1, 34)] * 3)}),
         ("kafka", "confluent_kafka", {"before": range(100), "shop": range(100)}),
+        ("kafka-streams", "streamworker", {"shop": [33] * 3}),
         ("runnel", "benchmarks.runnel", {"before": range(100), "shop": range(100)}),
         ("xreadgroup", "redis", {"before": range(100), "trial": range(100), "shop": range(100, 150)}),
         ("faststream", "faststream", {"before": range(100), "shop": range(100)}),

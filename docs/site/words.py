@@ -43,7 +43,8 @@ WORDS = {
     "recipes/session-timeout.md": "session timeout inactivity idle window reminder",
     "recipes/share-a-stream.md": "several services two apps bridge",
     "tutorials/production.md": "kubernetes backfill",
-    "moving/kafka.md": "consumer group offset kafka streams",
+    "moving/kafka.md": "consumer group offset",
+    "moving/kafka-streams.md": "kstream ktable globalktable suppress grace punctuate interactive queries",
     "api/context.md": "ctx.send ctx.forward headers",
     "api/errors.md": "RecordError exception",
 }
