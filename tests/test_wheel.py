@@ -166,7 +166,11 @@ def test_type_checkers_read_the_types_of_what_was_installed(wheel: Path, tmp_pat
     python = commands / "python"
     sample = tmp_path / "sample"
     sample.mkdir()
-    for path in (*(ROOT / "examples" / "shop").glob("*.py"), ROOT / "tests" / "target" / "web.py"):
+    target = ROOT / "tests" / "target"
+    for path in (
+        *(ROOT / "examples" / "shop").glob("*.py"),
+        *(target / name for name in ("web.py", "windows.py")),
+    ):
         shutil.copy(path, sample)
     mypy: list[str | Path] = [sys.executable, "-m", "mypy", "--strict", "--python-executable", python]
     done(*mypy, *sample.glob("*.py"), cwd=sample)
