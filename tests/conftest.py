@@ -50,6 +50,7 @@ NEEDS = {
         *("security/test_tls.py", "test_moving.py", "test_tutorials.py"),
     ],
     "axe_playwright_python": ["site", "web/test_page.py"],
+    "pandas": ["chaos/test_windows.py"],
     "psycopg": ["test_outbox.py"],
 }
 """What imports a package that Python 3.13 lacks here: of the extra `test`, or Spark."""

@@ -79,7 +79,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "spark": tuple(f"tests/spark/test_{name}" for name in ("b", "m", "pa", "s", "tr", "w")),
     "spark-killed": tuple(f"tests/spark/test_{name}" for name in ("c", "d", "k", "py")),
     "tutorials": tuple(f"tests/spark/test_{name}" for name in ("g", "i", "l", "o", "tu")),
-    "wheel": ("tests/test_wheel.py",),
+    "wheel": ("tests/test_wheel.py", "tests/chaos/test_ends.py", "tests/chaos/test_windows.py"),
 }  # fmt: skip
 """The beginnings of the ids of each part's tests. Their number has no factor in common with that of a day's
 slots: otherwise the hours at which nobody works would always fall to the same parts."""
