@@ -12,7 +12,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from streamworker import App, Context, Skip, Stream, Table
+from streamworker.redisio.data.commit import commit_many
 from streamworker.redisio.keys import GroupKeys
+from streamworker.runtime.run import committer
 from streamworker.runtime.run.timed import expiring
 from streamworker.testing import LocalWorker, local_worker
 from tests.helpers import wait_for_async
@@ -280,6 +282,27 @@ async def test_what_came_before_the_end_comes_first() -> None:
         await worker.advance("1 minute")
         assert ("ann", [1, 2]) in site.calls
         assert ("ann", [1]) not in site.calls
+
+
+async def test_a_commit_under_way_that_moves_an_end_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record came after the end, so the call need not wait for it, and is handled before the call."""
+    site, commit = Site(), commit_many
+
+    async def slow(*args: Any) -> Any:
+        await anyio.sleep(5)
+        return await commit(*args)
+
+    monkeypatch.setattr(committer, "commit_many", slow)
+    async with local_worker(site.app, clock="virtual") as worker:
+        await site.see("ann")  # It ends 35 seconds from now.
+        await worker.advance("33.5 seconds")
+        await site.seen.send(Seen("bob", takes_s=3))
+        await worker.advance("2 seconds")
+        await site.see("ann", page=2)
+        await worker.advance("30 seconds")
+        assert (site.calls, await site.visits.get("ann")) == ([], Visit("ann", [1, 2]))
+        await worker.advance("1 minute")
+        assert ("ann", [1, 2]) in site.calls
 
 
 async def test_records_have_their_turns_between_the_calls_of_a_long_list(

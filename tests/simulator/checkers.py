@@ -17,14 +17,16 @@ from streamworker.core.data.outbox import OutboxPosition, Standing
 from streamworker.core.protocols.membership.events import HeartbeatDone
 from streamworker.redisio.data.commit import CommitCode
 from tests.simulator.server.partition import Partition
-from tests.simulator.server.server import TABLE_KEYS, SimulatedServer
-from tests.simulator.server.stored import TIMER, Commit, LockChange, Record
+from tests.simulator.server.server import TABLE, TABLE_KEYS, SimulatedServer
+from tests.simulator.server.stored import ENDS, TIMER, Commit, LockChange, Record
 
 _number_of = attrgetter("number")
 ANSWERS = {CommitCode.OK, CommitCode.DUP, CommitCode.FENCED, CommitCode.GAP}
 """What a commit may be answered: nothing is full here, and nobody else writes to partitions."""
 CAUSE_MS = 15_000
 """A change of the group within this time is a reason for a move; longer than the drain deadline."""
+LATE_MS = 1_000
+"""Longer than a call for what has ended takes in a group at rest."""
 ASKING_GAP_MS = 3_000
 """A contender for a lock asks more often than this."""
 
@@ -52,6 +54,8 @@ class _Watched:
 
     sent: set[int] = field(default_factory=set)
     """Numbers of confirmed entries that no failover lost."""
+    confirmed_ms: dict[int, int] = field(default_factory=dict)
+    """When each was confirmed."""
     holder: tuple[str, int] = ("", 0)
     generation: int = 0
     asked: tuple[int, int, int] = (0, 0, 0)
@@ -60,7 +64,7 @@ class _Watched:
     owners: dict[int, str] = field(default_factory=dict)
     given: set[int] = field(default_factory=set)
     """All epochs that an owner got, even if a failover lost them later."""
-    done: set[tuple[str, int, EntryId, int]] = field(default_factory=set)
+    done: set[tuple[object, ...]] = field(default_factory=set)
     is_paused: bool = False
     """Whether its owner knows that an operator has paused it."""
     aside: frozenset[EntryId] = frozenset()
@@ -102,6 +106,7 @@ class Checker:
     def confirmed(self, partition: int, numbers: range) -> None:
         """A send of some records was confirmed."""
         self._watched[partition].sent.update(numbers)
+        self._watched[partition].confirmed_ms.update(dict.fromkeys(numbers, self._clock()))
 
     def executed(self, partition: int, records: Sequence[Record]) -> None:
         """A handler was called."""
@@ -177,7 +182,7 @@ class Checker:
         if kept := {row.id for row in commit.rows if row.id in known.aside}.difference(commit.aside):
             self.found("I4", f"{where}: {commit.owner} did not set aside {_few(kept)}")
         known.checkpoint = commit.new
-        known.done.add((commit.owner, commit.epoch, commit.new, commit.tick))
+        known.done.add(commit.known_by)
         known.made[id(commit)] = commit
 
     def answered(self, partition: int, commit: Commit, code: CommitCode, tries: int) -> None:
@@ -185,7 +190,7 @@ class Checker:
         known = self._watched[partition]
         if code not in ANSWERS:
             self.found("crash", f"partition {partition}: {code.name} for {commit}")
-        is_done = (commit.owner, commit.epoch, commit.new, commit.tick) in known.done
+        is_done = commit.known_by in known.done
         if code in (CommitCode.OK, CommitCode.DUP) and not is_done:
             self.found("I6", f"partition {partition}: {code.name} for {commit}, which is not in the log")
         # After two failovers the same owner may have committed the same entries with the same epoch twice:
@@ -236,7 +241,7 @@ class Checker:
             known.asked, known.checkpoint = (0, 0, 0), lock.checkpoint
             known.is_paused &= lock.is_paused
             # After a failover to a clock that is behind, the server may assign an epoch again.
-            known.done = {(each.owner, each.epoch, each.new, each.tick) for each in lock.commits}
+            known.done = {each.known_by for each in lock.commits}
             known.owners = {lock.epoch: lock.owner} if lock.owner else {}
 
     # -- at the end ----------------------------------------------------------------------------
@@ -255,13 +260,15 @@ class Checker:
                 )
             if repeated := _repeated([*numbers, *dead]):
                 self.found("I2", f"{where}: entries are done twice: {_few(repeated)}")
-            ticks = [commit.tick for commit in commits if commit.tick]
+            ticks = [commit.tick for commit in commits if commit.tick and not commit.called]
             if wrong := {later for tick, later in pairwise(ticks) if later != TIMER.after(tick)}:
                 self.found("I2", f"{where}: a timer's planned times are not each done once: {_few(wrong)}")
             ids = [record.id for record in rows]
             if ids != sorted(ids) or numbers != sorted(numbers):
                 self.found("I3", f"{where}: the acked log is out of order")
             self._judge_state(partition, numbers, server)
+            if "ends" in server.tables:
+                self._judge_ends(partition, server)
             if any(commit.sends for commit in commits):
                 self._judge_chain(partition, numbers, server)
 
@@ -271,8 +278,34 @@ class Checker:
         last = {b"%d" % (number % TABLE_KEYS): b"%d" % number for number in numbers}
         if numbers and its.state.get(b"last") != b"%d" % numbers[-1]:
             self.found("I2", f"partition {partition}: its state is not that of its last row")
-        if server.has_tables and {key: value.partition(b" ")[2] for key, value in its.table.items()} != last:
+        if (
+            TABLE in server.tables
+            and {key: value.partition(b" ")[2] for key, value in its.table.items()} != last
+        ):
             self.found("I2", f"partition {partition}: its table is not what its rows leave behind")
+
+    def _judge_ends(self, partition: int, server: SimulatedServer) -> None:
+        """Check that the end of each value was called for once, after what was there (I2, I3)."""
+        where, its = f"partition {partition}", server.partitions[partition]
+        left: dict[bytes, tuple[bytes, int]] = {}
+        done, known = set[int](), self._watched[partition]
+        ahead_ms = server.partitions_ms - self._clock()
+        confirmed = {n: ms + ahead_ms for n, ms in known.confirmed_ms.items() if n in known.sent}
+        for at_ms, commit in [(each.at_ms, each.commit) for each in its.witnessed]:
+            done.update(map(_number_of, commit.rows))
+            for row in commit.handled:
+                left[b"%d" % (row.number % TABLE_KEYS)] = b" %d" % row.number, at_ms + ENDS.ttl_ms
+            for key, value in commit.called:
+                kept, end_ms = left.pop(key, (b"", 0))
+                if kept != value:
+                    self.found("I2", f"{where}: a call for {value!r} of {key!r}, which holds {kept!r}")
+                elif end_ms > commit.tick:
+                    self.found("I2", f"{where}: a call for {key!r} at {commit.tick}, which ends at {end_ms}")
+                # After a failover the clock may be another one.
+                elif not server.losses and any(n not in done for n, ms in confirmed.items() if ms < end_ms):
+                    self.found("I3", f"{where}: a call for {key!r} comes before records that came before it")
+        if dict(its.open.items()) != {key: value for key, (value, _) in left.items()}:
+            self.found("I2", f"{where}: values are gone without a call, or are there after it")
 
     def _judge_chain(self, partition: int, numbers: list[int], server: SimulatedServer) -> None:
         """Check that the target of a partition has each committed record once, in order (I1, I2, I3)."""
@@ -304,10 +337,13 @@ class Checker:
             self.found("calm", f"{server.fenced} commits were fenced, {server.overtaken} owners overtaken")
 
     def judge_rest(self, server: SimulatedServer) -> None:
-        """Check the heartbeats of a settled group (I8)."""
+        """Check the heartbeats of a settled group (I8), and that it has called for what has ended (I10)."""
         membership = server.membership
         if extra := set(server.beats).difference(() if membership is None else membership.ids):
             self.found("I8", f"heartbeats of those who are no members: {sorted(extra)}")
+        for partition in server.active:
+            if late := server.partitions[partition].ended(server.partitions_ms - LATE_MS):
+                self.found("I10", f"partition {partition}: nobody is called for what has ended: {late}")
 
     def judge_end(self, server: SimulatedServer) -> None:
         """Check what is left when all workers have stopped (I8)."""

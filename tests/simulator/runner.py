@@ -14,7 +14,7 @@ from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.data.outbox import Heads, OutboxWrite
 from tests.simulator.process import Process, T
 from tests.simulator.server.server import TARGETS
-from tests.simulator.server.stored import TIMER, Commit, Record
+from tests.simulator.server.stored import ENDS_FIELD, TIMER, TIMER_FIELD, Commit, Record
 
 STUCK_MS = 20_000
 """Duration of a stuck batch: longer than the grace period and the drain deadline."""
@@ -46,7 +46,11 @@ class SimRunner:
         self._is_asking = False
         self.checkpoint = lock.checkpoint
         self.aside = frozenset(lock.aside)
-        self.tick, self.ticked = worker.world.server.partitions[partition].tick, 0
+        its = worker.world.server.partitions[partition]
+        self.ticks = {field: its.tick(field) for field in (TIMER_FIELD, ENDS_FIELD)}
+        self.ticked = "", 0
+        self.ended_at: tuple[int, EntryId] | None = None
+        """When values had ended, and the newest entry that the partition held then."""
         self.wakes_ms = 0
         """When the timer wakes it."""
         self.ended = self.draining = self.busy = self.stubborn = self.waiting = False
@@ -74,25 +78,14 @@ class SimRunner:
             return
         # Later planned times are those of the partitions that follow; here no call would count.
         if world.has_timers and self.partition >= world.server.placement.base:
-            now_ms = world.server.partitions_ms
-            found = due(TIMER, "all", self.tick, now_ms) if self.tick else Due(TIMER.upto(now_ms), False)
+            now_ms, tick = world.server.partitions_ms, self.ticks[TIMER_FIELD]
+            found = due(TIMER, "all", tick, now_ms) if tick else Due(TIMER.upto(now_ms), False)
             if found is not None:
-                self.busy, self.waiting = True, False
-                at = self.checkpoint
-                commit = Commit(
-                    self.owner,
-                    self.epoch,
-                    at,
-                    at,
-                    tick=found.at_ms,
-                    tick_before=self.tick,
-                    ticked=self.ticked,
-                )
-                worker.later(1 + int(world.random.random() * TIMER_MS), lambda: self._commit(commit, tries=1))
+                self._call(found.at_ms)
                 return
-            if (next_ms := TIMER.after(now_ms)) != self.wakes_ms:
-                self.wakes_ms = next_ms
-                worker.later(next_ms - now_ms, self.told)
+            if self._calls_for_ends(now_ms):
+                return
+            self._wake_at(TIMER.after(now_ms), now_ms)
         draw, conditions = world.random.random, world.conditions
         count = BATCHES[int(draw() * len(BATCHES))]
         read = world.server.read_events(self.partition, self.checkpoint, count)
@@ -123,6 +116,36 @@ class SimRunner:
             sends=sends,
         )
         worker.later(batch_ms, lambda: self._commit(commit, tries=1))
+
+    def _calls_for_ends(self, now_ms: int) -> bool:
+        """Call for the values that have ended, once all is committed that the partition held then."""
+        its = self.worker.world.server.partitions[self.partition]
+        if self.ended_at is None and its.ended(now_ms):
+            self.ended_at = now_ms, its.newest
+        elif self.ended_at is None and (next_ms := its.next_end_ms()) is not None:
+            self._wake_at(next_ms, now_ms)
+        if self.ended_at is None or self.checkpoint < self.ended_at[1]:
+            return False
+        (at_ms, _), self.ended_at = self.ended_at, None
+        if called := its.ended(at_ms):
+            self._call(max(at_ms, self.ticks[ENDS_FIELD] + 1), called)
+        return bool(called)
+
+    def _wake_at(self, at_ms: int, now_ms: int) -> None:
+        if at_ms != self.wakes_ms:
+            self.wakes_ms = at_ms
+            self.worker.later(at_ms - now_ms, self.told)
+
+    def _call(self, tick: int, called: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+        """Call a function by time, and commit that."""
+        self.busy, self.waiting = True, False
+        before = self.ticks[ENDS_FIELD if called else TIMER_FIELD]
+        at, worker = self.checkpoint, self.worker
+        ticked = self.ticked
+        commit = Commit(
+            self.owner, self.epoch, at, at, tick=tick, tick_before=before, ticked=ticked, called=called
+        )
+        worker.later(1 + int(worker.world.random.random() * TIMER_MS), lambda: self._commit(commit, tries=1))
 
     def _ask(self, do: Callable[[], bool | None]) -> None:
         """Ask whether a step of a growth is done, until it is."""
@@ -195,8 +218,9 @@ class SimRunner:
             return
         if self.outgoing and commit.sends:
             self.outgoing.committed(commit.sends)
-        self.checkpoint, self.tick, self.busy = commit.new, commit.tick or self.tick, False
-        self.ticked = commit.tick or self.ticked
+        self.checkpoint, self.busy = commit.new, False
+        if commit.tick:
+            self.ticks[commit.timer], self.ticked = commit.tick, (commit.timer, commit.tick)
         self.begin()
 
     def _end(self, event: ev.Event) -> None:

@@ -18,6 +18,7 @@ from tests.simulator.checkers import Violation
 from tests.simulator.faults import QUIET, Fault, FaultKind, draw, kinds_of, smaller
 from tests.simulator.group import START_MS
 from tests.simulator.process import CALL_TIMEOUT_MS, LATEST_MS
+from tests.simulator.server.server import TABLE
 from tests.simulator.transcript import Transcript
 from tests.simulator.world import World
 
@@ -136,7 +137,7 @@ def run(
     world.senders.fills_entries = True
     world.has_timers = schedule.seed % 4 == 1
     world.has_chains = schedule.seed % 4 == 2
-    world.server.has_tables = schedule.seed % 4 == 3
+    world.server.tables = ((), ("ends",), (), (TABLE,))[schedule.seed % 4]
     world.server.tick_ms = TICK_MS
     world.server.tells_connections = random.random() < 0.8
     world.usual = world.conditions = replace(QUIET, batch_ms=random.choice((30, 400, 1_200)))

@@ -7,7 +7,7 @@ from streamworker.core.data.outbox import Message, OutboxPosition, Target
 from streamworker.redisio.data.outbox import heads_of, read_chains
 from streamworker.redisio.keys import number
 from streamworker.runtime.run.threads import in_one_step
-from tests.simulator.server.stored import Commit, Record, Witnessed
+from tests.simulator.server.stored import ENDS, ENDS_FIELD, TIMER_FIELD, Commit, Record, Witnessed
 from tests.simulator.store.values import Hash, Stream
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class Partition:
         self._seen_key = b"witnessed:%d" % index
         self._acked_key, self._dead_key = keys.acked(index).encode(), keys.dead(index).encode()
         self._state_key = keys.state(index).encode()
+        self.ends_keys = [key.encode() for key in keys.tables(index, {"ends": ENDS})]
         self._messages_key = self.outbox_keys.messages.encode()
 
     def _hash(self, key: bytes) -> Hash:
@@ -84,10 +85,9 @@ class Partition:
         lines = self._field(b"aside").split(b"\n")
         return tuple([EntryId.parse(line.partition(b" ")[0]) for line in lines if line])
 
-    @property
-    def tick(self) -> int:
-        """The planned time up to which the timer is done."""
-        return number(self._server.store.field(self._state_key, self._server.timer_field))
+    def tick(self, timer: str) -> int:
+        """Return the time up to which calls are done, by their field."""
+        return number(self._server.store.field(self._state_key, timer.encode()))
 
     # -- records -------------------------------------------------------------------------------
 
@@ -107,6 +107,12 @@ class Partition:
         """Whether no record follows the checkpoint."""
         ids = self._stream(self.events_key).ids
         return not ids or ids[-1] <= self.checkpoint
+
+    @property
+    def newest(self) -> EntryId:
+        """The id of the newest entry."""
+        ids = self._stream(self.events_key).ids
+        return EntryId(*ids[-1]) if ids else ZERO
 
     @property
     def waiting(self) -> list[Record]:
@@ -135,26 +141,51 @@ class Partition:
         """The values of the table."""
         return self._hash(self._server.table_key(self))
 
+    # -- values that end -----------------------------------------------------------------------
+
+    @property
+    def open(self) -> Hash:
+        """The values at whose ends a function is called."""
+        return self._hash(self.ends_keys[0])
+
+    def ended(self, at_ms: int) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the keys and values that have ended."""
+        keys = self._server.command("ZRANGEBYSCORE", self.ends_keys[1], "-inf", at_ms)
+        values = self.open
+        return tuple((key, value) for key in keys if (value := values.get(key)) is not None)
+
+    def next_end_ms(self) -> int | None:
+        """Return when the first value ends."""
+        first = self._server.command("ZRANGE", self.ends_keys[1], 0, 0, "WITHSCORES")
+        return int(first[1]) if first else None
+
     # -- commits -------------------------------------------------------------------------------
 
     @property
     def commits(self) -> list[Commit]:
         """The commits that an observer has seen, and that the server has."""
+        return [each.commit for each in self.witnessed]
+
+    @property
+    def witnessed(self) -> list[Witnessed]:
+        """Those commits, and when each came."""
         last = self._last_seen()
         return [] if last is None else last.commits()
 
     def witness(self, commit: Commit) -> None:
         """Keep that an observer has seen a commit."""
-        self._server.store.put(self._seen_key, Witnessed(b"none", commit, self._last_seen()))
+        self._server.store.put(
+            self._seen_key, Witnessed(b"none", commit, self._server.partitions_ms, self._last_seen())
+        )
 
     def _last_seen(self) -> Witnessed | None:
         return cast("Witnessed | None", self._server.store.peek(self._seen_key))
 
-    def mark(self) -> tuple[bytes | None, bytes | None, int]:
-        """Return what each commit changes some of: the checkpoint, the timer, and the acked log."""
+    def mark(self) -> tuple[object, ...]:
+        """Return what each commit changes some of: the checkpoint, the calls by time, and the acked log."""
         acked = self._stream(self._acked_key)
-        field, timer = self._server.store.field, self._server.timer_field
-        return field(self.lock_key, b"checkpoint"), field(self._state_key, timer), acked.added
+        ticks = self.tick(TIMER_FIELD), self.tick(ENDS_FIELD)
+        return self._server.store.field(self.lock_key, b"checkpoint"), ticks, acked.added
 
     # -- the outbox ----------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from streamworker.redisio.data.outbox import Heads
 from streamworker.redisio.data.trimming import Keep, trim_many
 from streamworker.redisio.group import control, following, locks, membership, operations, requests
 from streamworker.redisio.group.operation import Access
-from streamworker.redisio.keys import TICK, GroupKeys, StreamKeys, number
+from streamworker.redisio.keys import GroupKeys, StreamKeys, number
 from streamworker.redisio.scripts import SEAL, Script
 from streamworker.redisio.wire.client import Backend, BlockingConnection
 from streamworker.redisio.wire.durability import MEMORY
@@ -37,7 +37,7 @@ from streamworker.redisio.wire.link import Argument
 from streamworker.runtime.run.threads import in_one_step
 from tests.simulator.server.backend import StoreBackend
 from tests.simulator.server.partition import Partition
-from tests.simulator.server.stored import Commit, LockChange, Record
+from tests.simulator.server.stored import ENDS, Changes, Commit, LockChange, Record
 from tests.simulator.store.keyspace import Snapshot
 from tests.simulator.store.values import Hash, Other, Stream
 
@@ -46,8 +46,8 @@ NEXT = StreamKeys("sim", "next")
 OF_TARGETS = b"sw:{sim.next."
 OF_GROUP = b"sw:{sim.source:"
 PRODUCER = "sender"
-TIMER_FIELD = f"{TICK}all"
 TABLE = "table"
+TABLES = {TABLE: Lifetime(), "ends": ENDS}
 TABLE_KEYS = 5
 TARGETS = 2
 """Partitions of the stream to which messages are sent: several sources share a target."""
@@ -68,7 +68,6 @@ class SimulatedServer(StoreBackend):
     """
 
     keys = KEYS
-    timer_field = TIMER_FIELD.encode()
 
     def __init__(self, partitions: int, *, drain_deadline_ms: int, clock: Callable[[], int]) -> None:
         self._clock = clock
@@ -85,8 +84,8 @@ class SimulatedServer(StoreBackend):
         """The number of the server's run; each restart begins another run."""
         self.retention_ms = 0
         """How long source records stay after the group has committed them."""
-        self.has_tables = False
-        """Whether each batch writes into a table."""
+        self.tables: Sequence[str] = ()
+        """Those that batches write."""
         self.calls = 0
         """Number of calls about documents and locks; a group at rest makes none."""
         self.fenced = 0
@@ -341,15 +340,15 @@ class SimulatedServer(StoreBackend):
         request = CommitRequest(
             partition, commit.owner, commit.epoch, commit.previous, commit.new, len(commit.rows)
         )
-        if commit.ticked:
-            request.ticked = TIMER_FIELD, b"%d" % commit.ticked
+        if commit.ticked[1]:
+            request.ticked = commit.ticked[0], b"%d" % commit.ticked[1]
         request.outbox = commit.sends
         if commit.tick:
-            request.timer, request.before = (
-                TIMER_FIELD,
-                b"%d" % commit.tick_before if commit.tick_before else b"",
-            )
-            request.state = {TIMER_FIELD: b"%d" % commit.tick}
+            request.timer = commit.timer
+            request.before = b"%d" % commit.tick_before if commit.tick_before else b""
+            removed: Changes = {("ends", key): None for key, _ in commit.called}
+            request.state = {commit.timer: b"%d" % commit.tick, **removed}
+            request.tables = {"ends": ENDS} if removed else {}
             return request
         request.reads = [(commit.previous, commit.rows[0].entry)]
         request.last = commit.rows[-1].entry
@@ -364,13 +363,13 @@ class SimulatedServer(StoreBackend):
             self.batches[data] = handled
             request.batch = AckedBatch(len(handled), 0, "none", 0, data, "schema", commit.rows[0].id)
             request.state = self._results(handled)
-            request.tables = {TABLE: Lifetime()} if self.has_tables else {}
+            request.tables = {name: its for name, its in TABLES.items() if name in self.tables}
         return request
 
-    def _results(self, handled: Sequence[Record]) -> dict[str | tuple[str, bytes], bytes | None]:
-        results: dict[str | tuple[str, bytes], bytes | None] = {"last": b"%d" % handled[-1].number}
-        if self.has_tables:
-            results |= {(TABLE, b"%d" % (row.number % TABLE_KEYS)): b"%d" % row.number for row in handled}
+    def _results(self, handled: Sequence[Record]) -> Changes:
+        results: Changes = {"last": b"%d" % handled[-1].number}
+        for table in self.tables:
+            results |= {(table, b"%d" % (row.number % TABLE_KEYS)): b"%d" % row.number for row in handled}
         return results
 
     def table_key(self, its: Partition) -> bytes:
