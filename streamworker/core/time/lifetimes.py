@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple, Self
 
+from streamworker.core.units import MOMENT_MAX_MS, MOMENT_MIN_MS
+
 
 class Lifetime(NamedTuple):
     """What a table says about the end of its values.
@@ -21,6 +23,15 @@ class Lifetime(NamedTuple):
     def ends_ms(self, at_ms: int) -> int | None:
         """Return when a value ends that is written now without a time of its own."""
         return at_ms + self.ttl_ms if self.ttl_ms else None
+
+
+def end_ms(score: bytes) -> int:
+    """Return an end by its score in an index, into which another program may have written any.
+
+    >>> end_ms(b"1795383533683"), end_ms(b"1.5"), end_ms(b"-inf")
+    (1795383533683, 1, -62135596800000)
+    """
+    return int(min(max(float(score), MOMENT_MIN_MS), MOMENT_MAX_MS))
 
 
 Lifetimes = Mapping[str, Lifetime]

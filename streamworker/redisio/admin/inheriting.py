@@ -12,7 +12,7 @@ from streamworker.core.data.inheriting import beside, inherited
 from streamworker.core.data.placement import Placement, leading_key
 from streamworker.core.events import StartRunner
 from streamworker.core.time.eventtime import EventTime
-from streamworker.core.time.lifetimes import Lifetime
+from streamworker.core.time.lifetimes import Lifetime, end_ms
 from streamworker.redisio.data.state import RUN, TIMERS, scan_hash
 from streamworker.redisio.group.following import unfinished
 from streamworker.redisio.group.locks import numbers
@@ -121,7 +121,7 @@ async def _with_ends(backend: Backend, due: str, values: Mapping[bytes, bytes]) 
     """Return values behind their ends, which an index tells."""
     ends = all_answered(await backend.pipeline([("ZSCORE", due, field) for field in values]))
     return {
-        field: value if end is None else b"%d%s" % (int(end), value)
+        field: value if end is None else b"%d%s" % (max(end_ms(end), 0), value)
         for (field, value), end in zip(values.items(), ends, strict=True)
     }
 

@@ -13,7 +13,7 @@ from typing import Any
 from streamworker.core.data.inheriting import LOCK_FIELDS, Where, counted, where_now
 from streamworker.core.data.placement import Placement, leading_key
 from streamworker.core.snapshot import TableView
-from streamworker.core.time.lifetimes import Lifetime, Lifetimes
+from streamworker.core.time.lifetimes import Lifetime, Lifetimes, end_ms
 from streamworker.errors import BackendError, BackendRefused, BackendUnavailable
 from streamworker.records.statetables import alive
 from streamworker.redisio.data.maps import follow_maps
@@ -225,7 +225,7 @@ async def _with_due(
         )
     ]
     found = all_answered(await backend.pipeline(asked))
-    first = [int(its[1]) for its in found[1::3] if its]
+    first = [end_ms(its[1]) for its in found[1::3] if its]
     return replace(view, due=sum(found[::3]), next_ms=min(first, default=None), overdue=sum(found[2::3]))
 
 

@@ -18,6 +18,7 @@ from streamworker.core.data.entries import EntryId
 from streamworker.core.ownership.risks import Runs
 from streamworker.core.pauses import Pauses
 from streamworker.core.policies import Skip
+from streamworker.core.time.lifetimes import end_ms
 from streamworker.core.time.schedules import Due, due
 from streamworker.declaring.specs import TimerSpec
 from streamworker.errors import BackendError
@@ -303,7 +304,7 @@ class Timers:
         at_ms = ms_of(time)
         self._ahead_ms = at_ms - monotonic_ms()
         for expiry, first in zip(self._expiries, found, strict=True):
-            expiry.looked(at_ms, int(first[1]) if first else None)
+            expiry.looked(at_ms, end_ms(first[1]) if first else None)
         return sealed is not None
 
     @property
