@@ -25,7 +25,9 @@ class Declared(griffe.Extension):
         app = pkg["app.App"]
         for name, member in list(app.members.items()):
             if member.is_attribute and isinstance(member.value, griffe.ExprAttribute):
-                app.set_member(name, _method(pkg[f"declaring.{member.value}"], pkg))
+                module, _, function = str(member.value).partition(".")
+                home = pkg["app"].imports[module].removeprefix("streamworker.")
+                app.set_member(name, _method(pkg[f"{home}.{function}"], pkg))
 
 
 def _method(function: griffe.Function, pkg: griffe.Module) -> griffe.Function:
