@@ -310,8 +310,13 @@ def _print_status(snapshot: GroupSnapshot) -> None:
         say(*(f"Spark reader {reader.name} {text}" for text in told if text))
     if snapshot.tables:
         say("")
-        tables = [(table.name, table.keys, memory(table.bytes)) for table in snapshot.tables]
-        print_table(("table", "keys", "memory"), tables)
+        has_ends = any(table.next_ms is not None for table in snapshot.tables)
+        tables = [
+            (table.name, table.keys, memory(table.bytes), overview.ends_of(table, snapshot.taken_ms))
+            for table in snapshot.tables
+        ]
+        columns = ("table", "keys", "memory", "ends")
+        print_table(columns if has_ends else columns[:3], [row if has_ends else row[:3] for row in tables])
 
 
 def _name(snapshot: GroupSnapshot, member_id: str | None) -> str:

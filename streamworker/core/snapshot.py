@@ -150,11 +150,13 @@ class TableView:
     bytes: int | None
     """Memory of its values and of the index of their ends; None if this user may not ask."""
     due: int = 0
-    """Values at whose end a function is called."""
+    """Values at whose end a function is called, or open windows."""
     next_ms: int | None = None
     """The first of these ends; that of a window is in the time of its records."""
     overdue: int = 0
-    """How many of them have ended more than a minute ago, and wait for their call."""
+    """How many of them have ended more than a minute ago, and wait for their call; 0 for windows."""
+    is_of_windows: bool = False
+    """Whether they are windows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ def render_overview(models: Sequence[Model], width: int, height: int, tabs: Tabs
         for at, row in enumerate(cells)
     ]
     tables = [
-        Text(f"{model.snapshot.processor} └─ {overview.table_line(table)}")
+        Text(f"{model.snapshot.processor} └─ {overview.table_line(table, model.snapshot.taken_ms)}")
         for model in models
         for table in model.snapshot.tables
     ]

@@ -18,6 +18,7 @@ from streamworker.core.snapshot import GroupSnapshot
 from streamworker.core.trends import Trends
 from streamworker.tui import model
 from streamworker.tui.figures import failure, held_up
+from streamworker.tui.overview import ends_of
 
 HOUR_MS = 3_600_000
 RECORD_MAX = 500
@@ -146,7 +147,7 @@ def _frame(rows: model.Model, age_ms: int) -> dict[str, Any]:
             }
             for each in rows.readers
         ],
-        "tables": [asdict(table) for table in group.tables],
+        "tables": [{**asdict(table), "ends": ends_of(table, group.taken_ms)} for table in group.tables],
     }
 
 

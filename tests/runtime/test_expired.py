@@ -16,7 +16,7 @@ from streamworker.redisio.data.commit import commit_many
 from streamworker.redisio.keys import GroupKeys
 from streamworker.runtime.run import committer
 from streamworker.runtime.run.timed import expiring
-from streamworker.testing import LocalWorker, local_worker
+from streamworker.testing import LocalWorker, fake_context, local_worker
 from tests.helpers import wait_for_async
 
 pytestmark = pytest.mark.anyio
@@ -378,3 +378,12 @@ async def test_a_deploy_that_adds_a_function_or_takes_it_away_keeps_the_times(
             ends["long"].timestamp() * 1000
         )
         assert await execute("EXISTS", indices[not is_called]) == 0
+
+
+async def test_a_fake_context_takes_ends_and_calls_the_function_by_hand() -> None:
+    site = Site()
+    with fake_context(processor=site.follow) as ctx:
+        site.visits.set("ann", Visit("ann", [1]), until=datetime.now(UTC))
+        assert ctx.table(site.visits) == {"ann": Visit("ann", [1])}
+        assert await site.gone("ann", Visit("ann", [1]), ctx) == Visit("ann", [1])
+        assert ctx.state == {"ended": 1}

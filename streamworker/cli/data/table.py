@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,14 +15,16 @@ from streamworker.cli.options import AppPath, AsJson, Limit, Partitions, argumen
 from streamworker.cli.output import print_found, print_json, say
 from streamworker.cli.support import ask, check_partitions, give_up, run_async
 from streamworker.core.snapshot import TableView
+from streamworker.core.units import moment
 from streamworker.core.words import counted
 from streamworker.declaring.table import Table
 from streamworker.importing import resolve_app, resolve_table
 from streamworker.redisio.data.maps import check_made
-from streamworker.redisio.data.statetables import holders, view_table
+from streamworker.redisio.data.statetables import holders, read_due, view_table
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.tui.figures import duration, memory
+from streamworker.tui.overview import ends_of
 
 app = typer.Typer(no_args_is_help=True, help="Look at tables: state by key.")
 
@@ -38,13 +41,15 @@ def list_tables(path: AppPath, json: AsJson = False) -> None:
     """
     app = resolve_app(path)
     facts, rows = list[dict[str, object]](), list[Sequence[object]]()
-    for view in ask(app, _views, app):
+    views, now_ms = ask(app, _views, app)
+    for view in views:
         spec = app.registry.tables[view.name].spec
         names = {"table": spec.name, "processor": spec.processor, "stream": spec.stream.name}
-        facts.append({**names, "ttl_ms": spec.lifetime.ttl_ms, "keys": view.keys, "bytes": view.bytes})
+        counts = {name: its for name, its in asdict(view).items() if name != "name"}
+        facts.append({**names, "ttl_ms": spec.lifetime.ttl_ms, **counts})
         ttl = duration(spec.lifetime.ttl_ms) if spec.lifetime.ttl_ms else "for ever"
-        rows.append((*names.values(), ttl, view.keys, memory(view.bytes)))
-    columns = ("table", "processor", "stream", "ttl", "keys", "memory")
+        rows.append((*names.values(), ttl, view.keys, memory(view.bytes), ends_of(view, now_ms)))
+    columns = ("table", "processor", "stream", "ttl", "keys", "memory", "ends")
     print_found(json, facts, f"App {app.name!r} has no tables.", columns, rows)
 
 
@@ -65,18 +70,28 @@ def get(path: TablePath, key: Annotated[list[str], argument("KEY...", "The key, 
 
 
 @app.command()
-def scan(path: TablePath, limit: Limit = 50, partition: Partitions = None) -> None:
+def scan(
+    path: TablePath,
+    limit: Limit = 50,
+    partition: Partitions = None,
+    due: Annotated[
+        bool, option("--due", "Those that end first, with their ends: a function is called then.")
+    ] = False,
+) -> None:
     """Print keys and values, one JSON line each.
 
     \b
     Examples:
       streamworker table scan shop:totals --limit 10
+      streamworker table scan visits:sessions --due
     """
     table = _found(path, partition)
+    if due and not table.spec.lifetime.is_called:
+        raise typer.BadParameter(f"No function is called at the ends of {table.name}.", param_hint="--due")
 
     async def show() -> str:
         shown = 0
-        async for line in _lines(table, partition):
+        async for line in _due_lines(table, partition, limit + 1) if due else _lines(table, partition):
             if shown == limit:
                 return f"The first {limit:,}; --limit shows more."
             say(line)
@@ -123,13 +138,13 @@ def export(
     say(f"Wrote {counted(written, 'key')} of {table.name} to {to}.")
 
 
-async def _views(backend: Backend, app: App) -> list[TableView]:
+async def _views(backend: Backend, app: App) -> tuple[list[TableView], int]:
     views = []
     for spec in (table.spec for table in app.registry.tables.values()):
         keys = GroupKeys(app.name, spec.stream.name, spec.processor)
         partitions = await holders(backend, keys, spec.stream.placement)
         views.append(await view_table(backend, keys, {spec.name: spec.lifetime}, partitions))
-    return views
+    return views, await backend.time_ms()
 
 
 async def _get(table: Table[Any, Any], key: Any) -> Any:
@@ -158,3 +173,19 @@ async def _lines(table: Table[Any, Any], partitions: list[int] | None) -> AsyncI
         for partition in sorted(set(partitions)) if partitions else [None]:
             async for key, value in table.scan(partition=partition):
                 yield msgspec.json.encode({"key": key, "value": plain(value)}).decode()
+
+
+async def _due_lines(table: Table[Any, Any], partitions: list[int] | None, most: int) -> AsyncIterator[str]:
+    """Tell of the values that end first, in the order of their ends."""
+    spec, found = table.spec, list[tuple[int, bytes, bytes | None]]()
+    keys = GroupKeys(table.app.name, spec.stream.name, spec.processor)
+    async with _opened(table):
+        backend = table.app.backend()
+        holding = await holders(backend, keys, spec.stream.placement)
+        for p in (p for p, holds in holding.items() if holds and (not partitions or p in partitions)):
+            found += await read_due(backend, keys, table.name, p, most)
+    for ends_ms, field, body in sorted(found, key=lambda each: each[0])[:most]:
+        if body is not None:
+            key, value = spec.form.key_of(field, body), spec.form.value_of(field, body)
+            its = {"key": key, "value": plain(value), "ends": moment(ends_ms)}
+            yield msgspec.json.encode(its).decode()

@@ -16,7 +16,7 @@ from streamworker.core.data.placement import Placement
 from streamworker.core.holdings import Archived, Holdings
 from streamworker.core.ownership.risks import deaths_in_words, remedy_for
 from streamworker.core.ownership.tries import DEATHS_MIN
-from streamworker.core.snapshot import GroupSnapshot, PartitionView
+from streamworker.core.snapshot import GroupSnapshot, PartitionView, TableView
 from streamworker.core.words import counted
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.declaring.stream import Stream
@@ -36,6 +36,7 @@ from streamworker.redisio.scripts import OVERWRITTEN, log_ahead
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import pairs_of
 from streamworker.tui.figures import duration, failure, held_up, local_time, memory
+from streamworker.tui.overview import ends_of
 
 READER_STILL_MS = 600_000
 """``doctor`` warns about a reader that is behind and has not moved for this long. A query commits every
@@ -174,10 +175,7 @@ async def _group(backend: Backend, app: App, path: str, spec: ProcessorSpec) -> 
         verdict = fail if deaths >= DEATHS_MIN else warn
         checks.append(verdict(what, deaths_in_words(what, deaths), remedy_for(what)))
     checks += await _outbox(backend, spec, keys, snapshot, path)
-    checks += (
-        ok(f"table {table.name}", f"{counted(table.keys, 'key')}, {memory(table.bytes)}")
-        for table in snapshot.tables
-    )
+    checks += [_table(table, snapshot, path) for table in snapshot.tables]
     if spec.forward:
         kept = str(spec.options.retention_of_log or "")
         views = snapshot.all_partitions
@@ -191,6 +189,21 @@ async def _group(backend: Backend, app: App, path: str, spec: ProcessorSpec) -> 
             ahead = log_ahead(keys.acked(p), last, str(views[p].rows))
             checks.append(fail(f"log {spec.name}", ahead.message, ahead.remedy.replace("APP", path)))
     return checks
+
+
+def _table(table: TableView, snapshot: GroupSnapshot, path: str) -> Check:
+    """Tell what a table holds, and warn about ends of values for which nothing is called."""
+    name, ends = f"table {table.name}", ends_of(table, snapshot.taken_ms)
+    told = ", ".join(filter(None, (counted(table.keys, "key"), memory(table.bytes), ends)))
+    if not table.overdue:
+        return ok(name, told)
+    module = path.partition(":")[0]
+    return warn(
+        name,
+        told,
+        "The function at their ends waits for records that came before, or fails, or no worker owns the "
+        f"partition: streamworker status {module}:{snapshot.processor}",
+    )
 
 
 async def _damaged(backend: Backend, keys: GroupKeys) -> list[Check]:

@@ -71,6 +71,9 @@ METRICS = {
     "its watermark; of a query over several processors all, in each.",
     "streamworker_reader_failed": "1 if a Spark reader's query failed and has not read on since.",
     "streamworker_table_keys": "Keys of a table that have not expired.",
+    "streamworker_table_due": "Values of a table at whose ends a function is called, or open windows.",
+    "streamworker_table_overdue": "Those of these values that ended more than a minute ago, without a call.",
+    "streamworker_table_first_end_timestamp_seconds": "The first of these ends; of a window by its records.",
     "streamworker_rebalances_total": "Rebalances and requests of operators since the exporter started, by "
     "cause.",
     "streamworker_outbox_messages": "Messages for other streams that are not forwarded yet.",
@@ -153,7 +156,12 @@ def samples_of(snapshot: GroupSnapshot) -> Iterator[Sample]:
         if reader.batch_ms:
             yield "streamworker_reader_batch_seconds", its, reader.batch_ms / 1000
     for table in snapshot.tables:
-        yield "streamworker_table_keys", {**group, "table": table.name}, table.keys
+        its = {**group, "table": table.name}
+        yield "streamworker_table_keys", its, table.keys
+        if table.next_ms is not None:
+            yield "streamworker_table_due", its, table.due
+            yield "streamworker_table_overdue", its, table.overdue
+            yield "streamworker_table_first_end_timestamp_seconds", its, table.next_ms / 1000
     if not snapshot.unknown:
         yield "streamworker_outbox_messages", group, snapshot.outbox
 

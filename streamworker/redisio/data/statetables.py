@@ -214,19 +214,35 @@ async def _with_due(
         return view
     indices = [keys.due(p, view.name) for p in partitions]
     now_ms = ms_of(all_answered(await backend.pipeline([("EXISTS", indices[0]), ("TIME",)]))[1])
-    late_ms = -1 if lifetime.is_event_time else now_ms - OVERDUE_MS
     asked: list[tuple[str | int, ...]] = [
         command
         for index in indices
         for command in (
             ("ZCARD", index),
             ("ZRANGE", index, 0, 0, "WITHSCORES"),
-            ("ZCOUNT", index, "-inf", late_ms),
+            ("ZCOUNT", index, "-inf", now_ms - OVERDUE_MS),
         )
     ]
     found = all_answered(await backend.pipeline(asked))
     first = [end_ms(its[1]) for its in found[1::3] if its]
-    return replace(view, due=sum(found[::3]), next_ms=min(first, default=None), overdue=sum(found[2::3]))
+    overdue = 0 if lifetime.is_event_time else sum(found[2::3])
+    view = replace(view, due=sum(found[::3]), next_ms=min(first, default=None), overdue=overdue)
+    return replace(view, is_of_windows=lifetime.is_event_time)
+
+
+async def read_due(
+    backend: Backend, keys: StreamKeys, table: str, partition: int, most: int
+) -> list[tuple[int, bytes, bytes | None]]:
+    """Return the ends, keys and values of those values of a partition that end first."""
+    asked = ("ZRANGE", keys.due(partition, table), 0, most - 1, "WITHSCORES")
+    (found,) = all_answered(await backend.pipeline([asked]))
+    if not found:
+        return []
+    values, _ = await read_fields(backend, keys.table(partition, table), found[::2])
+    return [
+        (end_ms(score), field, None if value is None else value.partition(b" ")[2])
+        for field, score, value in zip(found[::2], found[1::2], values, strict=True)
+    ]
 
 
 async def expire_many(

@@ -150,9 +150,10 @@ function readers(group) {
     [each.name, whole(each.rows), whole(each.lag), `${compact(each.per_s)}/s`, each.failed || `read ${duration(each.age)} ago`]);
   $("readers").hidden = !rows.length;
   table($("readers"), ["query", ">rows", ">behind", ">rate", "last"], rows);
-  const tables = group.tables.map((each) => [each.name, whole(each.keys), bytes(each.bytes)]);
+  const ends = group.tables.some((each) => each.ends);
+  const tables = group.tables.map((each) => [each.name, whole(each.keys), bytes(each.bytes), ...(ends ? [each.ends] : [])]);
   $("tables").hidden = !tables.length;
-  table($("tables"), ["table", ">keys", ">memory"], tables);
+  table($("tables"), ["table", ">keys", ">memory", ...(ends ? ["ends"] : [])], tables);
 }
 
 function drawFacts({ record, letters, timers, archives = [], hidden }) {
