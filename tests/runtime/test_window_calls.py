@@ -11,8 +11,12 @@ from streamworker import App, DeadLetter, Halt, Retry, Skip, Window
 from streamworker.core.policies import Errors
 from streamworker.declaring.stream import Stream
 from streamworker.declaring.windows import Sessions
+from streamworker.redisio.data.dead import list_dead
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
 from streamworker.testing import local_worker
 from tests.helpers import is_halted, until_shown, wait_for_async
+from tests.runtime.test_grown_groups import grow
 from tests.runtime.windowed import DAY, Hourly, Order, Shop, at
 
 pytestmark = pytest.mark.anyio
@@ -259,6 +263,22 @@ async def test_another_worker_takes_over_what_is_open(redis_url: str) -> None:
     assert sorted(rows) == sorted(
         (each, hour, n) for each in customers for hour, n in (("10:00", 3), ("11:00", 4))
     )
+
+
+async def test_event_time_goes_along_when_a_stream_grows(redis_url: str) -> None:
+    """What is late in the old partitions is late in those that follow."""
+    shop, customers = Shop(url=redis_url, partitions=2, idle="never"), [f"c{n}" for n in range(40)]
+    async with (
+        local_worker(shop.app, url=redis_url) as worker,
+        Backend.open(redis_url, name="test") as backend,
+    ):
+        await shop.send(*((each, "12:00") for each in customers))
+        await worker.until_drained()
+        await grow(backend, 3)
+        await shop.send(*((each, "10:05") for each in customers))
+        await worker.until(lambda now: now.processors["per_hour"].committed == 80)
+        letters = await list_dead(backend, GroupKeys("shop", "orders", "per_hour"), range(5), count=100)
+        assert [letter.partition >= 2 for letter in letters] == [True] * 40
 
 
 @pytest.mark.parametrize("codec", ["json", "msgpack", "arrow"])

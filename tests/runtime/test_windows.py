@@ -36,6 +36,22 @@ async def test_1_a_window_closes_though_nothing_comes() -> None:
         assert await shop.rows(worker) == [("ann", "10:00", 1)]
 
 
+async def test_1_a_window_that_the_clock_has_closed_stays_closed() -> None:
+    """A record that comes for it is late, also at the next owner of the partition."""
+    shop = Shop(every="1 minute", late="10 seconds")
+    async with local_worker(shop.app, clock="virtual") as first:
+        await shop.send(("ann", "10:00:30"))
+        await first.until_drained()
+        await first.advance("42 seconds")
+        async with local_worker(shop.app, clock="virtual") as second:
+            first.stop()
+            await shop.send(("ann", "10:00:31"))
+            await second.until_drained()
+            assert len(await shop.errors(second)) == 1
+            assert await shop.rows(second) == [("ann", "10:00", 1)]
+            assert await shop.per_hour.open.count() == 0
+
+
 async def test_1_only_records_move_event_time_where_that_is_asked_for() -> None:
     """``idle="never"``: a sender that is away for longer than ``late`` finds its windows open."""
     shop = Shop(every="1 minute", late="10 seconds", idle="never")
@@ -89,6 +105,18 @@ async def test_3_a_record_that_is_as_late_as_it_may_be_still_counts() -> None:
         await worker.until_drained()
         assert await shop.rows(worker) == [("ann", "10:00", 1)]
         assert len(await shop.errors(worker)) == 1
+
+
+async def test_3_a_window_waits_for_what_may_be_late_though_one_before_it_is_told() -> None:
+    """Event time is 12:05: the window that ended at noon is open for five minutes more."""
+    shop = Shop(idle="never")
+    async with local_worker(shop.app, clock="virtual") as worker:
+        await shop.send(("ann", "10:05"), ("ann", "11:05"), ("bob", "12:05"))
+        await worker.until_drained()
+        assert await shop.rows(worker) == [("ann", "10:00", 1)]
+        await shop.send(("ann", "11:06", 2), ("bob", "12:10"))
+        await worker.until_drained()
+        assert await shop.rows(worker) == [("ann", "10:00", 1), ("ann", "11:00", 3)]
 
 
 async def test_3_late_records_go_to_a_stream_of_their_own() -> None:
