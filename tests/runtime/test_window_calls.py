@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from streamworker import App, DeadLetter, Halt, Retry, Skip, Window
+from streamworker import App, Context, DeadLetter, Halt, Retry, Skip, Window
 from streamworker.core.policies import Errors
 from streamworker.declaring.stream import Stream
 from streamworker.declaring.windows import Sessions
@@ -217,6 +217,29 @@ async def test_the_function_at_the_close_may_take_many_windows_and_resources() -
         await worker.event_time(other.per_hour, at("12:10"))
         assert len(await other.rows(worker)) == 1_100
     assert sum(sizes) == 1_100 and max(sizes) <= 500
+
+
+async def test_event_time_is_not_in_the_state_of_users() -> None:
+    """Whoever empties their state, in middleware or at the close, takes no event time back."""
+    shop, seen = Shop(into=None, idle="never"), list[list[str]]()
+
+    @shop.app.middleware
+    async def empty(ctx: Context) -> AsyncIterator[None]:
+        seen.append(list(ctx.state))
+        ctx.state.clear()
+        yield
+
+    @shop.per_hour.closed()
+    async def tell(total: Hourly, window: Window, ctx: Context) -> None:
+        seen.append(list(ctx.state))
+        ctx.state["told"] = total.spent
+
+    async with local_worker(shop.app, clock="virtual") as worker:
+        for orders in ([("ann", "10:05")], [("bob", "11:10")], [("ann", "10:06")]):
+            await shop.send(*orders)
+            await worker.until_drained()
+        assert len(await shop.errors(worker)) == 1
+    assert {name for names in seen for name in names} == {"told"}
 
 
 async def test_open_windows_are_read_from_anywhere() -> None:

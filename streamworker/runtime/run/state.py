@@ -34,6 +34,7 @@ from streamworker.declaring.specs import TableSpec
 from streamworker.errors import BackendUnavailable, ConfigurationError, RecordError
 from streamworker.records.codecs import short
 from streamworker.records.statetables import Watched, alive, check_unchanged
+from streamworker.redisio.data.state import TIMERS
 from streamworker.redisio.data.statetables import read_fields
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
@@ -189,7 +190,9 @@ class StateView(MutableMapping[str, Any]):
         return isinstance(key, str) and self._below.get(key) is not None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(changed(self._below.keys(), self.changes)))
+        # How far event time has come is not the user's.
+        names = changed(self._below.keys(), self.changes)
+        return iter(sorted(name for name in names if not name.startswith(TIMERS)))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
