@@ -92,6 +92,15 @@ def test_a_total_goes_to_a_stream_of_its_type() -> None:
         Shop(into=Shop().late)
 
 
+def test_late_records_do_not_come_back() -> None:
+    """They would be late again, for ever."""
+    shop = Shop()
+    with pytest.raises(ConfigurationError, match="has late_into='orders', which it reads"):
+        shop.app.window(
+            shop.orders, every="1 day", by="placed_at", late="0s", late_into=shop.orders, name="per_day"
+        )(add)
+
+
 def test_a_window_is_told_by_into_or_by_a_function_and_by_one_function() -> None:
     async def tell(total: Hourly, window: Window) -> Hourly:
         raise NotImplementedError

@@ -172,6 +172,8 @@ def common(
     elif not callable(by):
         raise refused(whose, f"has by={by!r}.", "Name a field, or give a function of the record.")
     if late_into is not None:
+        if late_into.spec == stream.spec:
+            raise refused(whose, f"has late_into={stream.name!r}, which it reads.", "Name another stream.")
         check_into(whose, stream.spec, specs_of(late_into), record.python_type, None, False)
     return {
         "name": looked.name,
