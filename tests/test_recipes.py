@@ -41,13 +41,21 @@ def test_a_record_that_a_reader_is_told_to_send_is_one_of_its_stream(saved: Call
         getattr(saved(module), stream).spec.record.decoder("json")({b"v": record.encode()})
 
 
+def with_ttl(folder: Path, program: str, ttl: str) -> None:
+    """Let a saved program keep values for a shorter time."""
+    text = (folder / f"{program}.py").read_text("utf-8")
+    shorter = re.sub(r'ttl="[^"]+"', f'ttl="{ttl}"', text)
+    assert shorter != text
+    (folder / f"{program}.py").write_text(shorter, "utf-8")
+
+
 @pytest.mark.full("a minute of virtual time, and a death")
 async def test_a_session_ends_after_silence_and_not_because_workers_were_away(
-    saved: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+    saved: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    """Ann is seen while no worker lives; a check of her was due meanwhile."""
+    """Ann is seen while no worker lives; the end of her session passes meanwhile."""
+    with_ttl(tmp_path, "visits", "20 seconds")
     visits = saved("visits")
-    monkeypatch.setattr(visits, "SILENCE", timedelta(seconds=20))
 
     async def see(*users: str) -> None:
         for user in users:
@@ -67,7 +75,7 @@ async def test_a_session_ends_after_silence_and_not_because_workers_were_away(
         async with local_worker(visits.app, clock="virtual") as second:
             await second.until_drained()
             assert len(await second.sent(visits.ended)) == 1
-            await second.advance("10 seconds")
+            await second.advance("25 seconds")
             _, ann = await second.sent(visits.ended)
             assert (ann.user, ann.pages, await visits.sessions.get("ann")) == ("ann", 3, None)
             assert ann.seen - ann.began == pytest.approx(timedelta(seconds=23), abs=timedelta(seconds=1))
@@ -209,11 +217,12 @@ async def test_tenants_pass_one_that_sends_too_much(
 
 
 async def test_two_halves_of_an_order_are_joined_once_whichever_comes_first(
-    saved: Callable[[str], Any],
+    saved: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    """In one batch and in two; a half alone waits in the table."""
+    """In one batch and in two; a half alone waits in the table, and is told in the end."""
+    with_ttl(tmp_path, "join", "30 seconds")
     shop = saved("join")
-    async with local_worker(shop.app) as worker:
+    async with local_worker(shop.app, clock="virtual") as worker:
         await shop.events.send_many([shop.Ordered("a", "assam"), shop.Paid("b", 7), shop.Paid("a", 5)])
         await worker.until_drained()
         await shop.events.send_many([shop.Ordered("b", "sencha"), shop.Paid("c", 9)])
@@ -221,6 +230,8 @@ async def test_two_halves_of_an_order_are_joined_once_whichever_comes_first(
         ready = sorted(await worker.sent(shop.ready), key=lambda each: each.order)
         assert ready == [shop.Both("a", "assam", 5), shop.Both("b", "sencha", 7)]
         assert [value async for value in shop.halves.scan()] == [("c", shop.Both("c", "", 9))]
+        await worker.advance("40 seconds")
+        assert await worker.sent(shop.unpaired) == [shop.Both("c", "", 9)]
 
 
 async def test_services_that_share_an_app_each_run_their_own_processors(

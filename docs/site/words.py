@@ -11,6 +11,7 @@ WORDS = {
     "errors.md": "retry retries backoff dead letter queue dlq poison message pill skip",
     "types.md": "pydantic dataclass msgspec Decimal datetime union serialization codec avro protobuf",
     "chains.md": "pipeline of processors several steps topology dag",
+    "time-by-key.md": "timer per key expiry expire ttl callback session timeout inactivity reminder processfunction",
     "timers.md": "cron timezone time zone periodic schedule crontab beat",
     "tables.md": "state store key value aggregate running total ktable",
     "windows.md": "event time watermark tumbling hopping session sliding aggregation late data lateness grace suppress",
