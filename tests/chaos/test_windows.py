@@ -1,6 +1,6 @@
 """Windows while workers are killed, memory is full and the server fails over: exactly those of pandas.
 
-N=20000 KILLS=10 SEED=11 pytest -m soak -s tests/chaos/test_windows.py
+N=20000 KILLS=10 SEED="11 12" pytest -m soak -s tests/chaos/test_windows.py
 """
 
 import asyncio
@@ -8,6 +8,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,17 @@ import anyio
 import pandas as pd
 import pytest
 
+from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.testing.stored import Stored
 from tests.chaos.forked import Forge, Forked
 from tests.chaos.window_oracle import HOUR, Expected, Total, expected, is_last, made, ms, oracles, total
-from tests.chaos.windows_app import TAIL_LATE_S, TAIL_S, Event, Row, Site
+from tests.chaos.windows_app import PARTITIONS, TAIL_LATE_S, TAIL_S, Event, Row, Site
 from tests.helpers import wait_for_async
+from tests.nightly import TURN
 from tests.runtime.workbench import full_memory
-from tests.stage.server import QUIET_MS, Server
+from tests.stage.cluster import Cluster
+from tests.stage.server import QUIET_MS, Server, on_file
 from tests.stage.trio import Trio
 
 pytestmark = [pytest.mark.anyio, pytest.mark.full("workers are killed, and windows close by the clock")]
@@ -31,15 +35,18 @@ pytestmark = [pytest.mark.anyio, pytest.mark.full("workers are killed, and windo
 ROOT = Path(__file__).parents[2]
 WORKERS, A_STEP = 3, 400
 N, KILLS = int(os.environ.get("N", "20000")), int(os.environ.get("KILLS", "10"))
-SEEDS = [int(seed) for seed in os.environ.get("SEED", "11 12 13").split()]
+SEEDS = [int(seed) for seed in os.environ.get("SEED", str(11 + int(os.environ.get(TURN, "0")))).split()]
+"""Each night has another one."""
 
 
 class Scene:
     """Workers, the server, and what happens to them."""
 
-    def __init__(self, servers: Trio | Server, forge: Forge, folder: Path, rng: random.Random) -> None:
+    def __init__(
+        self, servers: Trio | Cluster | Server, forge: Forge, folder: Path, rng: random.Random
+    ) -> None:
         self.servers, self.rng = servers, rng
-        self.durability = "replicas" if isinstance(servers, Trio) else "memory"
+        self.durability = "memory" if isinstance(servers, Server) else "replicas"
         self.met = Counter[str]()
         self.one_at_a_time = asyncio.Lock()
         self._forge, self._folder = forge, folder
@@ -79,23 +86,41 @@ class Scene:
         self.met["paused"] += 1
 
     async def fill(self) -> None:
-        """Let the server refuse what needs memory."""
-        server = self.servers.primary if isinstance(self.servers, Trio) else self.servers
-        with full_memory(server.url):
+        """Let the server, or each node of a Cluster, refuse what needs memory."""
+        with ExitStack() as full:
+            for server in self._primaries():
+                full.enter_context(full_memory(server.url))
             await asyncio.sleep(3)
         self.met["full memory"] += 1
 
-    async def fail_over(self) -> None:
-        """SIGKILL the primary; a replica, which has all that was confirmed, takes its place."""
-        assert isinstance(self.servers, Trio)
-        await asyncio.to_thread(self._fail_over, self.servers)
-        self.met["failovers"] += 1
+    def _primaries(self) -> list[Server]:
+        match self.servers:
+            case Trio():
+                return [self.servers.primary]
+            case Cluster():
+                return [node for node in self.servers.nodes if node.is_primary]
+            case server:
+                return [server]
 
-    def _fail_over(self, trio: Trio) -> None:
-        primary = trio.primary
-        primary.kill()
-        trio.replace(primary)
-        trio.bring_back(primary)
+    async def lose(self) -> None:
+        """SIGKILL a server: a replica that has all that was confirmed takes its place, or it comes back."""
+        await asyncio.to_thread(self._lose)
+        self.met["servers killed"] += 1
+
+    def _lose(self) -> None:
+        match self.servers:
+            case Trio() as trio:
+                primary = trio.primary
+                primary.kill()
+                trio.replace(primary)
+                trio.bring_back(primary)
+            case Cluster() as cluster:
+                key = StreamKeys("site", "events").events(self.rng.randrange(PARTITIONS))
+                cluster.fail_over(cluster.primary_of(key))
+                cluster.make_whole()
+            case server:
+                server.kill()
+                server.start()
 
 
 Fault = Callable[[Scene], Coroutine[Any, Any, None]]
@@ -265,12 +290,39 @@ async def test_windows_are_those_of_pandas_while_workers_are_killed(
     await play(scene, 1, 2_000, 2, [])
 
 
+async def play_all(scene: Scene, seed: int) -> None:
+    """Kill workers, also all at once, pause one, fill the memory, and kill servers."""
+    others = [Scene.kill_all, Scene.kill_all, Scene.pause, Scene.fill, Scene.fill, Scene.lose, Scene.lose]
+    await play(scene, seed, N, KILLS, others)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_windows_are_those_of_pandas_whatever_happens(crew: Forge, tmp_path: Path, seed: int) -> None:
-    """Workers are killed, also all at once, and paused, memory is full, and the server fails over."""
+async def test_windows_are_those_of_pandas_while_sentinels_replace_the_primary(
+    crew: Forge, tmp_path: Path, seed: int
+) -> None:
+    """With waits for replicas nothing that was confirmed is lost."""
     with Trio(down_after_ms=QUIET_MS) as trio:
-        scene = Scene(trio, crew, tmp_path, random.Random(seed))
-        others = [Scene.kill_all, Scene.kill_all, Scene.pause, Scene.fill, Scene.fill, Scene.fail_over]
-        await play(scene, seed, N, KILLS, others)
+        await play_all(Scene(trio, crew, tmp_path, random.Random(seed)), seed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_windows_are_those_of_pandas_while_nodes_of_a_cluster_fail_over(
+    nodes: Cluster, crew: Forge, tmp_path: Path, seed: int
+) -> None:
+    """Partitions, and what windows come to, are on different nodes."""
+    await play_all(Scene(nodes, crew, tmp_path, random.Random(seed)), seed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_windows_are_those_of_pandas_while_the_server_is_killed(
+    crew: Forge, tmp_path: Path, seed: int
+) -> None:
+    """It comes back with what it had on its disk."""
+    with on_file(tmp_path / "data", appendfsync="always", port=0) as server:
+        await play_all(Scene(server, crew, tmp_path, random.Random(seed)), seed)
