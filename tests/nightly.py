@@ -48,7 +48,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "tests/chaos/test_others.py",
     ),
     "scripts": (
-        *(f"tests/contract/test_{name}" for name in ("scripts", "seal", "snapshot", "statetables")),
+        *(f"tests/contract/test_{name}" for name in ("ends", "scripts", "seal", "snapshot", "statetables")),
         "tests/contract/test_store.py::test_each",
         *(f"{STORE}[{server}-thousand_0" for server in SERVERS),
     ),

@@ -149,8 +149,8 @@ class TableView:
     keys: int
     bytes: int | None
     """Memory of its values and of the index of their ends; None if this user may not ask."""
-    due: int = 0
-    """Values at whose end a function is called, or open windows."""
+    due: int | None = None
+    """Values at whose end a function is called, or open windows; None if it has neither."""
     next_ms: int | None = None
     """The first of these ends; that of a window is in the time of its records."""
     overdue: int = 0

@@ -3,10 +3,12 @@
 import ast
 import time
 from collections import defaultdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -14,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from docs.logevents import PACKAGE
-from streamworker import App, Archive, DeadLetter, Retry
+from streamworker import App, Archive, DeadLetter, Retry, Window
 from streamworker.archive.store import FileStore
 from streamworker.errors import ArchiveUnavailable
 from streamworker.metrics import measure
@@ -25,6 +27,12 @@ from tests.raw import opened
 from tests.runtime.workbench import Order
 
 pytestmark = pytest.mark.anyio
+
+
+class Seen(msgspec.Struct):
+    user: str
+    at: datetime
+
 
 LOSSES = {"streamworker_records_lost_total", "streamworker_sends_lost_total"}
 READ = "streamworker_records_from_archive_total"
@@ -60,7 +68,7 @@ def values(its: Measured) -> dict[str, float]:
 
 
 async def test_each_metric_of_the_table_is_provoked(redis_url: str) -> None:
-    """Failures, a retry, a dead letter, a duplicate, a wait for room, a timer, a fenced commit."""
+    """Failures, a retry, a dead letter, a duplicate, a wait, a timer, a fenced commit, a late record."""
     its = Measured(redis_url, max_processing_time_ms=1_000)
     orders = its.app.stream("orders", Order, partitions=1, max_records=10)
     full = its.app.stream("full", Order, partitions=1, max_records=1)
@@ -85,7 +93,14 @@ async def test_each_metric_of_the_table_is_provoked(redis_url: str) -> None:
     @its.app.timer(every="100 ms")
     async def tick() -> None: ...
 
+    seen = its.app.stream("seen", Seen, key="user", partitions=1)
+
+    @its.app.window(seen, every="1 second", by="at", late=0)
+    def per_second(total: int | None, event: Seen, window: Window) -> int:
+        return (total or 0) + 1
+
     async with its.app:
+        await seen.send_many([Seen("ann", datetime(2026, 1, 1, second=n, tzinfo=UTC)) for n in (9, 1)])
         for _ in range(2):
             await orders.send(Order(0), id="once")
             await orders.schedule(Order(0), id="later", after="1 hour")
@@ -99,6 +114,7 @@ async def test_each_metric_of_the_table_is_provoked(redis_url: str) -> None:
             async with its.app.worker(name="w1"):
                 await its.until(31, "streamworker_records_total", processor="price")
                 await its.until(1, "streamworker_timer_runs_total", timer="tick")
+                await its.until(1, "streamworker_records_late_total", processor="per_second")
                 found = values(its)
     assert set(found) == set(METERS) - ARCHIVED
     found["streamworker_event_loop_lag_seconds"] = max(lags)

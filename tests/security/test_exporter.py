@@ -25,12 +25,15 @@ def shop_app(url: str) -> App:
     app = App("shop", redis_url=url)
     orders = app.stream("orders", Order, key="order_id", partitions=2, archive="memory://exporter")
     priced = app.stream("priced", Order, partitions=2)
-    totals = app.table("totals", int)
+    totals = app.table("totals", int, ttl="1 hour")
 
     @app.processor(orders, into=priced, tables=[totals], forward=True)
     async def price(order: Order) -> Order:
         totals.set(order.order_id, 1)
         return order
+
+    @price.expired(totals)
+    def forgotten(order_id: str, count: int) -> None: ...
 
     @app.processor(priced)
     def audit(order: Order) -> None: ...
@@ -97,6 +100,7 @@ def test_a_viewer_may_see_each_metric_of_the_exporter(
     assert all(
         memory[each] > 0 for each in [("stream", "orders"), ("table", "totals"), ("acked_log", "price")]
     )
+    assert found["streamworker_table_due"] == [({**group, "table": "totals"}, 10)]
     ids = list(admin.scan_iter("*:seen:*"))
     used = sum(admin.memory_usage(key) or 0 for key in ids)
     assert (len(ids), used < memory["ids", ""]) == (10, True)

@@ -158,9 +158,10 @@ def samples_of(snapshot: GroupSnapshot) -> Iterator[Sample]:
     for table in snapshot.tables:
         its = {**group, "table": table.name}
         yield "streamworker_table_keys", its, table.keys
-        if table.next_ms is not None:
+        if table.due is not None:
             yield "streamworker_table_due", its, table.due
             yield "streamworker_table_overdue", its, table.overdue
+        if table.next_ms is not None:
             yield "streamworker_table_first_end_timestamp_seconds", its, table.next_ms / 1000
     if not snapshot.unknown:
         yield "streamworker_outbox_messages", group, snapshot.outbox
