@@ -51,7 +51,7 @@ def ends_of(table: TableView, now_ms: int) -> str:
     >>> ends_of(TableView("hours", 2, 0, 2, 3_600_000, is_of_windows=True), 0)
     '2 open windows, oldest ends at 1970-01-01 01:00:00 UTC'
     """
-    if table.next_ms is None:
+    if table.next_ms is None or table.due is None:
         return ""
     if table.is_of_windows:
         at = f"{moment(table.next_ms):%Y-%m-%d %H:%M:%S} UTC"
