@@ -248,10 +248,10 @@ def window(
     late_into
         A stream of the same records, for those that are late.
     **options
-        ``ahead``: how far ahead of its arrival a record may move event time, one minute if nothing else is
-        said. ``idle``: by ``"clock"`` event time goes on with the server's clock once all is committed that a
-        partition holds, and by ``"never"`` only records move it. ``name``, ``batch``, ``within``,
-        ``batch_bytes``, ``errors`` and ``start`` are as for ``processor``.
+        ``ahead``: how far ahead of its arrival a record may move event time: as far as ``late``, and one
+        minute at most, if nothing else is said. ``idle``: by ``"clock"`` event time goes on with the server's
+        clock once all is committed that a partition holds, and by ``"never"`` only records move it. ``name``,
+        ``batch``, ``within``, ``batch_bytes``, ``errors`` and ``start`` are as for ``processor``.
 
     Raises
     ------

@@ -25,6 +25,8 @@ Idle = Literal["clock", "never"]
 CHOICES = {"emit": kind_of(Emit), "idle": kind_of(Idle)}
 STEPS_MAX = 60
 """Windows that one record may be in: each is a value that it changes."""
+AHEAD_MAX_MS = 60_000
+"""How far ahead of its arrival a record moves event time at most, if nothing else is said."""
 
 
 class WindowOptions(TypedDict, total=False):
@@ -171,6 +173,7 @@ def common(
             raise refused(whose, f"has by={by!r}, which {what}.", "Name a field that is a datetime.")
     elif not callable(by):
         raise refused(whose, f"has by={by!r}.", "Name a field, or give a function of the record.")
+    late_ms = duration_ms(late, "late")
     if late_into is not None:
         if late_into.spec == stream.spec:
             raise refused(whose, f"has late_into={stream.name!r}, which it reads.", "Name another stream.")
@@ -180,8 +183,9 @@ def common(
         "stream": stream.spec,
         "fold": looked.function,
         "at": record.key_function(by),
-        "late_ms": duration_ms(late, "late"),
-        "ahead_ms": duration_ms(options.get("ahead", "1 minute"), "ahead"),
+        "late_ms": late_ms,
+        # No further than `late`: others, whose clocks are right, would be late.
+        "ahead_ms": duration_ms(options.get("ahead", min(late_ms, AHEAD_MAX_MS) / 1000), "ahead"),
         "late_into": None if late_into is None else late_into.spec,
         "emits_changes": emit == "changes",
     }
