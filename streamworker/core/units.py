@@ -149,9 +149,11 @@ def duration_text(ms: int) -> str:
 def lateness_text(ms: int) -> str:
     """Return how late something is, as people say it.
 
-    >>> lateness_text(33_600), lateness_text(3_000_000), lateness_text(180_000_000)
-    ('33.6 s', '50 minutes', '2.1 days')
+    >>> lateness_text(0), lateness_text(33_600), lateness_text(3_000_000), lateness_text(180_000_000)
+    ('0 ms', '33.6 s', '50 minutes', '2.1 days')
     """
+    if ms < 1_000:
+        return f"{ms} ms"
     if ms < 120_000:
         return f"{ms / 1_000:.1f} s"
     if ms < 7_200_000:

@@ -6,8 +6,6 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar, Unpack, overload
 
-import msgspec
-
 from streamworker.context import Context
 from streamworker.core.time.lifetimes import Lifetime
 from streamworker.core.units import Duration, duration_ms
@@ -22,6 +20,7 @@ from streamworker.declaring.stream import IntoStreams, Stream, specs_of
 from streamworker.declaring.table import Table, become
 from streamworker.declaring.timed.describing import (
     Emit,
+    SessionForm,
     WindowForm,
     WindowOptions,
     common,
@@ -32,7 +31,6 @@ from streamworker.declaring.timed.describing import (
 from streamworker.declaring.timed.expiring import Expired, ExpiredInto, ExpiredOf, of_pairs
 from streamworker.declaring.timed.folding import FixedFolding, Folding, OpenSession, SessionFolding, Window
 from streamworker.declaring.timed.timers import call_by_time
-from streamworker.records.statetables import TableForm
 from streamworker.records.types import RecordKind, kind_of, label, read_hint
 
 T = TypeVar("T")
@@ -393,10 +391,8 @@ def session(
         names = key_names(looked, stream)
         kind = read_hint(stream.spec.record.hints.get(names[0], tuple)).base
         key: Any = kind if len(names) == 1 and kind is not tuple else names
-        open_type = msgspec.defstruct("OpenSession", [("total", total)], bases=(OpenSession,))
-        form = TableForm(looked.name, key, list[open_type])  # type: ignore[valid-type]
+        form = SessionForm(looked.name, key, total)
         folding = SessionFolding(form=form, **common(looked, stream, by, late, late_into, emit, options))
-        folding.open_type = open_type
         folding.gap_ms = gap_ms
         made = Sessions[Any, Any](app, looked.name, function)
         made._folding = folding  # noqa: SLF001

@@ -1,11 +1,13 @@
 """What a user says of windows: how long they are, what the time of a record is, how totals are made."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from zoneinfo import ZoneInfo
+
+import msgspec
 
 from streamworker.core.policies import Errors
 from streamworker.core.rules import check_values, kind_of
@@ -15,10 +17,13 @@ from streamworker.declaring.callables import Looked, look, refused
 from streamworker.declaring.functions import check_into
 from streamworker.declaring.options import Start
 from streamworker.declaring.stream import Stream, specs_of
-from streamworker.declaring.timed.folding import Window
+from streamworker.declaring.timed.folding import OpenSession, Window
 from streamworker.errors import ConfigurationError
 from streamworker.records.statetables import TableForm
 from streamworker.records.types import label, read_hint
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Emit = Literal["final", "changes"]
 Idle = Literal["clock", "never"]
@@ -65,6 +70,20 @@ class WindowForm(TableForm):
         if isinstance(key, tuple) and len(key) == len(self.names) - 1 and isinstance(key[-1], datetime):
             return (*key, moment(self._windows.ends_ms(time_ms(key[-1], "start"))))
         return key
+
+
+class SessionForm(TableForm):
+    """The open sessions of each key; Spark has columns for a class that names the type of the total."""
+
+    def __init__(self, table: str, key: type | tuple[str, ...], total: Any) -> None:
+        super().__init__(table, key, list[OpenSession[total]])
+        fields = [("start", datetime), ("end", datetime), ("total", total)]
+        its = msgspec.defstruct("OpenSession", fields)
+        self._shown = TableForm(table, key, list[its])  # type: ignore[valid-type]
+
+    def schema(self, key: Mapping[str, Any]) -> "pa.Schema":
+        """Return the columns for Spark."""
+        return self._shown.schema(key)
 
 
 def _time_in(table: str, text: str) -> datetime:

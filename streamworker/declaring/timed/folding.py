@@ -226,8 +226,6 @@ class SessionFolding(Folding):
     """Sessions, which last as long as events come: the open ones of a key are one value."""
 
     gap_ms: int
-    open_type: Callable[..., Any] = OpenSession
-    """Makes a session with the type of its total, which is columns for Spark."""
     merge: Callable[[Any, Any], Any] | None = None
 
     async def add(
@@ -303,7 +301,7 @@ class SessionFolding(Folding):
     def _stored(self, key: Any, sessions: Sequence[_Open]) -> Timed:
         its = sorted(sessions, key=lambda each: each.start_ms)
         body = self.form.body(
-            self._whole(key), [self.open_type(each.start, each.end, each.total) for each in its]
+            self._whole(key), [OpenSession(each.start, each.end, each.total) for each in its]
         )
         return Timed.at(body, min(each.end_ms for each in its) + self.gap_ms)
 

@@ -308,7 +308,7 @@ class Mode(ABC):
             self.late.note(policy.reason)
             if not policy.is_kept:
                 return []
-        error = describe_error(failed.error)
+        error = policy.reason if isinstance(policy, Late) else describe_error(failed.error)
         if policy.reason and policy is not failed.error:
             error = f"{error}: {policy.reason}"
         details: dict[str, object] = {"entry": str(entry.id), "attempts": failed.attempts, "error": error}
