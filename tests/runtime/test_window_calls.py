@@ -17,7 +17,7 @@ from streamworker.redisio.wire.client import Backend
 from streamworker.testing import local_worker
 from tests.helpers import is_halted, until_shown, wait_for_async
 from tests.runtime.test_grown_groups import grow
-from tests.runtime.windowed import DAY, Hourly, Order, Shop, at
+from tests.runtime.windowed import DAY, Hourly, Order, Shop, add, at
 
 pytestmark = pytest.mark.anyio
 
@@ -136,6 +136,30 @@ async def test_a_record_that_the_function_fails_for_is_removed_alone(errors: Err
         assert len(found) == letters and all("ValueError: no amount" in each for each in found)
         await worker.event_time(shop.per_hour, at("11:10"))
         assert await shop.rows(worker) == [("ann", "10:00", 3)]
+
+
+async def test_the_function_may_set_a_record_aside() -> None:
+    """It is in none of its windows, and moves no event time."""
+    shop = Shop(idle="never", step="30 minutes")
+    visits = shop.app.session(shop.orders, gap="1 hour", by="placed_at", late="10 minutes", name="visits")(
+        add
+    )
+
+    @visits.merge
+    def joined(one: Hourly, other: Hourly) -> Hourly:
+        return Hourly(one.customer, one.start, other.end, one.spent + other.spent)
+
+    async with local_worker(shop.app, clock="virtual") as worker:
+        await shop.send(("ann", "10:05"), ("ann", "23:00", -2), ("ann", "23:30", -3), ("ann", "10:06", 2))
+        await worker.until_drained()
+        for processor in (shop.per_hour, visits):
+            [letter] = await worker.dead_letters(processor)
+            assert "DeadLetter: no amount" in letter.error
+        assert {key[1:]: total.spent async for key, total in shop.per_hour.open.scan()} == {
+            (at("09:30"), at("10:30")): 3,
+            (at("10:00"), at("11:00")): 3,
+        }
+        assert [each.total.spent for each in await visits.open.get("ann") or ()] == [3]
 
 
 async def test_a_partition_halts_at_a_record_that_the_function_fails_for() -> None:

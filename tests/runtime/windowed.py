@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from streamworker import App, Window
+from streamworker import App, DeadLetter, Skip, Window
 from streamworker.declaring.windows import Windowed
 from streamworker.testing import LocalWorker
 
@@ -30,10 +30,13 @@ class Hourly(msgspec.Struct):
     spent: int = 0
 
 
+FAILS = {-1: ValueError("no amount"), -2: Skip("no amount"), -3: DeadLetter("no amount")}
+
+
 def add(total: Hourly | None, order: Order, window: Window) -> Hourly:
-    """Add an order to what its customer has spent in a window; -1 fails."""
-    if order.amount == -1:
-        raise ValueError("no amount")
+    """Add an order to what its customer has spent in a window; it fails for some amounts."""
+    if order.amount in FAILS:
+        raise FAILS[order.amount]
     total = total or Hourly(order.customer, *window)
     total.spent += order.amount
     return total

@@ -13,9 +13,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from streamworker.context import Context, Sending, TablesInCall, tables_in_call
+from streamworker.context import Call, Context, Sending, TablesInCall, tables_in_call
 from streamworker.core.data.placement import canonical_key, key_parts
-from streamworker.core.policies import DeadLetter, Late
+from streamworker.core.policies import DeadLetter, Late, Policy, Skip
 from streamworker.core.time.eventtime import EventTime, passed
 from streamworker.core.time.lifetimes import Timed
 from streamworker.core.time.windows import Span, Windows, near
@@ -71,6 +71,13 @@ Dated = tuple[int, Any, int, int]
 """The index of a record in its batch, its key, its time in ms, and the event time before it."""
 
 
+class _SetAside(Exception):
+    """The function has set a record aside: the others are folded as if it were not there."""
+
+    def __init__(self, record: Any, policy: Policy) -> None:
+        self.record, self.policy = record, policy
+
+
 @dataclass(kw_only=True)
 class Folding(ABC):
     """The windows of one processor: its function is :meth:`handle`."""
@@ -89,6 +96,14 @@ class Folding(ABC):
     async def handle(self, batch: list[Any], ctx: Context) -> list[Any]:
         """Add records to their windows; return the totals that have changed, if they are asked for."""
         call = ctx._call  # noqa: SLF001 - not for users' functions to see
+        while True:
+            try:
+                return await self._handled(batch, call)
+            except _SetAside as found:
+                index = next(n for n, record in enumerate(batch) if record is found.record)
+                call.removed[index] = found.policy
+
+    async def _handled(self, batch: list[Any], call: Call) -> list[Any]:
         tables = tables_in_call.get()
         assert tables is not None
         places, keys, ats_ms = list(range(len(batch))), list(map(self.stream.key, batch)), list[int]()
@@ -106,11 +121,11 @@ class Folding(ABC):
             ats_ms, arrived_ms = [ats_ms[n] for n in places], [arrived_ms[n] for n in places]
         now = EventTime(*call.state.get(EVENT_TIME, ()))
         befores, after = passed(now, ats_ms, arrived_ms, self.ahead_ms)
-        if after != now:
-            call.state[EVENT_TIME] = list(after)
         dated = list(zip(places, keys, ats_ms, befores, strict=True))
         late: dict[int, int] = {}
         changed = await self.add(batch, dated, late, tables)
+        if after != now:
+            call.state[EVENT_TIME] = list(after)
         for index, by_ms in late.items():
             call.removed[index] = Late(f"late by {lateness_text(by_ms)}", is_kept=self.late_into is None)
             if self.late_into is not None:
@@ -188,9 +203,12 @@ class FixedFolding(Folding):
         changes: dict[bytes, bytes | None] = {}
         for (field, letters, span, window, its), body in zip(open_, bodies, strict=True):
             total = None if body is None else form.value_of(field, body)
-            for record in its:
-                if (total := fold(total, record, window)) is record:
-                    total = kept(record)  # It may be in other windows, too, and be changed there.
+            try:
+                for record in its:
+                    if (total := fold(total, record, window)) is record:
+                        total = kept(record)  # It may be in other windows, too, and be changed there.
+            except (Skip, DeadLetter) as policy:
+                raise _SetAside(record, policy) from None
             changes[field] = Timed.at(letters + form.encoded(field, total), span.end_ms)
             changed.append(total)
         tables.write(name, changes)
@@ -271,7 +289,10 @@ class SessionFolding(Folding):
             elif at_ms > session.end_ms:
                 session.end_ms, session.end = at_ms, moment(at_ms)
             record = batch[index]
-            total = fold(session.total, record, Window(session.start, session.end))
+            try:
+                total = fold(session.total, record, Window(session.start, session.end))
+            except (Skip, DeadLetter) as policy:
+                raise _SetAside(record, policy) from None
             session.total = kept(record) if total is record else total
             session.has_changed = True
         return sessions
