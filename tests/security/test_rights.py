@@ -26,6 +26,7 @@ from streamworker.errors import StreamFull
 from streamworker.redisio.admin import growth
 from streamworker.redisio.admin.rights import ROLE_NAMES, ROLES
 from streamworker.redisio.data import later
+from streamworker.redisio.data.statetables import read_due
 from streamworker.redisio.group import membership, operations
 from streamworker.redisio.group.operation import Access
 from streamworker.redisio.group.operations import KEY_TABLE
@@ -141,18 +142,24 @@ class Order(msgspec.Struct):
 
 
 def shop_app(url: str, coordination: str = "membership") -> App:
-    """Return an app whose processor forwards, keeps state and a table, and gives up on negative amounts."""
+    """Return an app whose processor forwards, keeps state and tables, and gives up on negative amounts."""
     app = App("shop", redis_url=url, coordination=coordination, trim_interval_ms=100)
     orders = app.stream("orders", Order, key="customer", partitions=4)
     totals = app.table("totals", int, ttl="1 hour")
+    held = app.table("held", int, ttl="0.1 seconds")
 
-    @app.processor(orders, errors=DeadLetter(), tables=[totals])
+    @app.processor(orders, errors=DeadLetter(), tables=[totals, held])
     async def price(order: Order, ctx: Context) -> Order:
         ctx.state["last"] = order.amount
         totals.set(order.customer, (await totals.get(order.customer) or 0) + order.amount)
         if order.amount < 0:
             raise ValueError(order.amount)
+        held.set(order.customer, order.amount)
         return order
+
+    @price.expired(held)
+    async def over(customer: str, amount: int, ctx: Context) -> None:
+        ctx.state["over"] = amount
 
     return app
 
@@ -164,6 +171,11 @@ async def worked(url: str, coordination: str = "membership") -> None:
         await app.registry.streams["orders"].send_many([Order("ann", 5), Order("bob", -1), Order("ann", 6)])
         await worker.until_drained()
         await worker.until(lambda now: sum(p.dead for p in now.processors["price"].partitions) == 1)
+
+        async def over() -> bool:
+            return await app.registry.tables["held"].count() == 0
+
+        await wait_for_async(over, "the end of the value has called")
 
 
 def test_each_role_is_in_the_table_of_what_is_refused() -> None:
@@ -363,6 +375,7 @@ async def test_a_web_service_that_looks_up_values_has_all_that_it_needs(
         assert (await totals.get("ann"), await totals.get("bob")) == (11, None)
         assert [each async for each in totals.scan()] == [("ann", 11)]
         assert await totals.count() == 1
+        assert await read_due(app.backend(), GroupKeys("shop", "orders", "price"), "held", 0, 10) == []
 
 
 def test_a_viewer_sees_the_true_lag_after_a_deletion(

@@ -139,7 +139,7 @@ ROLES = (
     Role(
         "lookup",
         Grant(
-            (*_CONNECT, "hgetall", "hlen", "hmget", "memory|usage", "zcount"),
+            (*_CONNECT, *("exists", "hgetall", "hlen", "hmget", "memory|usage", "zcard", "zcount", "zrange")),
             ("table", "expiry", "due"),
             read_only=True,
         ),
