@@ -227,7 +227,8 @@ def window(
     stream
         The stream that is read. It has a key, and windows are of one key each.
     every
-        How long a window is: ``"10 minutes"``; ``"1 day"``, ``"1 week"`` or ``"1 month"`` of the calendar.
+        How long a window is: ``"10 minutes"``; ``"1 day"``, ``"1 week"``, ``"1 month"`` or ``"1 year"`` of
+        the calendar.
     by
         The field of a record that says when it happened, or a function of the record that returns that: a
         datetime with a zone.

@@ -230,6 +230,28 @@ async def test_8_a_day_of_a_zone_is_as_long_as_its_clocks_say(day: str, hours: i
     assert during == Hourly("ann", start, end, 2)
 
 
+@pytest.mark.parametrize(
+    ("every", "first", "last"),
+    [
+        ("2 days", "2025-11-27", "2025-11-29"),
+        ("1 week", "2025-11-24", "2025-12-01"),
+        ("1 month", "2025-11-01", "2025-12-01"),
+        ("3 months", "2025-10-01", "2026-01-01"),
+        ("1 year", "2025-01-01", "2026-01-01"),
+    ],
+)
+async def test_8_longer_windows_are_of_the_calendar_too(every: str, first: str, last: str) -> None:
+    """They begin at midnight of the zone, on a Monday, the first of a month, or new year."""
+    shop, paris = Shop(every=every, tz="Europe/Paris"), ZoneInfo("Europe/Paris")
+    async with local_worker(shop.app, clock="virtual") as worker:
+        await shop.send(("ann", "10:05"))
+        await worker.until_drained()
+        [(_, start, end)] = [key async for key, _ in shop.per_hour.open.scan()]
+    assert [str(each.astimezone(paris)) for each in (start, end)] == [
+        str(datetime.fromisoformat(f"{day}T00:00").replace(tzinfo=paris)) for day in (first, last)
+    ]
+
+
 async def test_9_history_counts_by_its_own_time() -> None:
     """Old records are not late: event time is only compared with itself."""
     shop = Shop()

@@ -49,6 +49,8 @@ def of_others(total: Hourly | None, order: Dated, window: Window) -> Hourly:
         ({"every": "1 day", "tz": "Europe/Pari"}, "tz='Europe/Pari' is no time zone"),
         ({"every": "1 day", "tz": "../etc/passwd"}, "tz='../etc/passwd' is no time zone"),
         ({"every": "0 seconds"}, "every='0 seconds' is too short"),
+        ({"every": "25 months"}, "every='25 months' is too long. Use at most 2 years"),
+        ({"every": "800 days"}, "every='800 days' is too long. Use at most 2 years"),
         ({"every": "often"}, "every='often' is no duration"),
         ({"late": "-1 second"}, "late='-1 second' is no duration"),
         ({"by": "amount"}, "Function 'per_hour' has by='amount', which is int"),

@@ -30,6 +30,8 @@ Idle = Literal["clock", "never"]
 CHOICES = {"emit": kind_of(Emit), "idle": kind_of(Idle)}
 STEPS_MAX = 60
 """Windows that one record may be in: each is a value that it changes."""
+LONGEST_MS = 731 * DAY_MS
+"""Two years: any time then has windows that the calendar holds."""
 AHEAD_MAX_MS = 60_000
 """How far ahead of its arrival a record moves event time at most, if nothing else is said."""
 
@@ -127,13 +129,19 @@ def windows_of(every: Duration, step: Duration | None, tz: str | None) -> Window
 
 def _size(value: Duration, what: str) -> tuple[int, Literal["ms", "days", "months"]]:
     """Return how long a window is, in the unit by which it is counted."""
+    months = ms = 0
     if isinstance(value, str) and (found := _MONTHS.fullmatch(value)):
-        return int(found[1]), "months"
-    ms = duration_ms(value, what, least_ms=1)
+        months = int(found[1]) * (12 if found[2] == "year" else 1)
+    else:
+        ms = duration_ms(value, what, least_ms=1)
+    if months > 24 or ms > LONGEST_MS:
+        raise ConfigurationError(f"{what}={value!r} is too long.", remedy="Use at most 2 years.")
+    if months:
+        return months, "months"
     return (ms // DAY_MS, "days") if ms % DAY_MS == 0 else (ms, "ms")
 
 
-_MONTHS = re.compile(r"\s*([1-9]\d{0,3})\s*months?\s*")
+_MONTHS = re.compile(r"\s*([1-9]\d{0,3})\s*(month|year)s?\s*")
 
 
 def read_fold(function: Any, stream: Stream[Any], options: WindowOptions) -> tuple[Looked, Any]:
