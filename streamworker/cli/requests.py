@@ -22,6 +22,7 @@ from streamworker.redisio.wire.info import check_holds_keys
 
 POLL_S = 0.05
 FAILING = ("halted", "retrying")
+BY_TIME = ("timer ", "function ")
 REFUSED = "Redis refused, or its node did not answer; nothing was asked of it, so repeat the command"
 STANDS = "The request was written, and stands; whether it is obeyed by now is not known."
 DONE: dict[Request, str] = {"pause": "Paused", "resume": "Resumed", "retry": "Retried"}
@@ -169,8 +170,8 @@ def _why_open(lock: LockView | BackendError | None) -> str:
 
 
 def _fails(lock: object) -> bool:
-    """Whether a record, or a timer, is what a retry is for."""
-    return isinstance(lock, LockView) and (lock.state in FAILING or lock.reason.startswith("timer "))
+    """Whether a record, a timer, or a function at the ends of values is what a retry is for."""
+    return isinstance(lock, LockView) and (lock.state in FAILING or lock.reason.startswith(BY_TIME))
 
 
 def _is_obeyed(lock: LockView | BackendError | None, given: Given) -> bool:

@@ -124,7 +124,8 @@ class _Run:
             return False
         if self.cell.kind == "resource of a worker":
             return bool(self.lives.logged("start_delayed"))
-        waits = ["two"] if not self.cell.kind.startswith("timer") else ["one", "two"]
+        by_time = self.cell.kind.startswith(("timer", "end"))
+        waits = ["one", "two"] if by_time else ["two"]
         return not any(self._lag(each) for each in waits)
 
     def _commands(self) -> list[str]:

@@ -16,6 +16,7 @@ STREAM, PARTITIONS = "items", 3
 KINDS = {
     "timer of the app": "timer sweep",
     "timer of a partition": "timer sweep",
+    "end of a value": "function ended",
     "resource of a worker": "resource connection",
     "resource of a partition": "resource connection",
     "middleware": "middleware watched",
@@ -42,8 +43,13 @@ def make_app(environ: Mapping[str, str]) -> App:
     kind = environ["OTHERS_KIND"]
     app, items = declare(environ)
 
+    ends = app.table("ends", int, ttl="0.2 seconds")
+
     async def handled(item: Item) -> None:
         await asyncio.sleep(0.02)
+
+    async def kept(item: Item) -> None:
+        ends.set(item.key, item.n)
 
     async def connected(item: Item, connection: dict[str, int]) -> None:
         await asyncio.sleep(0.02)
@@ -57,7 +63,10 @@ def make_app(environ: Mapping[str, str]) -> App:
             yield {}
 
         takes = connected
-    one = app.processor(items, name="one", errors=DeadLetter(), forward=False)(takes)
+    if kind == "end of a value":
+        takes = kept
+    tables = [ends] if takes is kept else []
+    one = app.processor(items, name="one", errors=DeadLetter(), forward=False, tables=tables)(takes)
     app.processor(items, name="two", errors=DeadLetter(), forward=False)(handled)
     if kind == "middleware":
 
@@ -66,6 +75,12 @@ def make_app(environ: Mapping[str, str]) -> App:
             if ctx.processor == "one":
                 dies()
             yield
+
+    if kind == "end of a value":
+
+        @one.expired(ends)
+        async def ended(key: str, n: int) -> None:
+            dies()
 
     if kind.startswith("timer"):
 

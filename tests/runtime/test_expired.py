@@ -131,7 +131,7 @@ async def test_a_call_that_fails_has_done_nothing_and_is_made_again() -> None:
         await site.see("ann", "bob")
         await worker.until(
             lambda now: any(
-                "timer gone fails, attempt 3: ValueError: no route" in part.reason
+                "function gone fails, attempt 3: ValueError: no route" in part.reason
                 for part in now.processors["follow"].partitions
             )
         )

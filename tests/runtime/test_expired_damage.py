@@ -165,7 +165,7 @@ async def test_a_value_that_is_none_of_the_table_holds_up_those_behind_it_and_is
             await worker.until_drained()
         raw.hset(VALUES, "bob", b" \xc1")
     async with local_worker(site.app, url=redis_url) as worker:
-        shown = await until_shown(worker, lambda view: "timer gone fails" in view.reason)
+        shown = await until_shown(worker, lambda view: "function gone fails" in view.reason)
         assert "Table 'left' holds no int for the key 'bob'" in shown.reason
         assert site.calls == [("ann", 0)]
         await site.seen.send(Seen("bob", 5))
@@ -210,7 +210,7 @@ async def test_whatever_a_function_raises_fails_its_call_alone(
     site.does = lambda _: does() if len(site.calls) < 3 else None
     async with local_worker(site.app, url=redis_url) as worker:
         await site.seen.send(Seen("ann"))
-        await until_shown(worker, lambda view: "timer gone fails" in view.reason)
+        await until_shown(worker, lambda view: "function gone fails" in view.reason)
         await site.seen.send(Seen("bob"))
         await worker.until_drained()
         await site.until_gone()

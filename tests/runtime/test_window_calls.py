@@ -190,7 +190,7 @@ async def test_a_function_that_fails_at_the_close_is_called_again_and_holds_up_i
         await shop.send(("ann", "10:05"), ("bob", "10:05"), ("ann", "11:10"), ("bob", "11:10"))
         await wait_for_async(lambda: ("bob", 1) in seen, "the other partition goes on")
         await shop.send(("ann", "11:20", 2))
-        reason = "timer per_hour fails"
+        reason = "function per_hour fails"
 
         def is_shown(now: Any) -> bool:
             return any(reason in view.reason for view in now.processors["per_hour"].partitions)

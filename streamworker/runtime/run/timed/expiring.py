@@ -33,6 +33,7 @@ class Expiry(TimedCall):
     """A function that is called at the ends of a table's values."""
 
     waits = True
+    kind = "function"
 
     def __init__(
         self,

@@ -76,6 +76,8 @@ class TimedCall(ABC):
 
     waits: bool
     """Whether a call waits until what the partition held when its time had come is committed."""
+    kind = "timer"
+    """What it is called where it fails, or kills its process."""
     is_over = False
     """Whether records have closed windows that are not removed yet."""
     table = ""
@@ -374,7 +376,7 @@ class Timers:
             if not await timer.is_ready(found):
                 timer.attempts -= 1
                 return None
-            async with self.risks.taken("timer", timer.name, self.taken_by):
+            async with self.risks.taken(timer.kind, timer.name, self.taken_by):
                 try:
                     with Left(timer.invoker.spec.function):
                         made = await timer.make(found)
@@ -419,7 +421,7 @@ class Timers:
         self.log.warning(
             "timer_failed", timer=name, attempt=attempt, retry_in_ms=pause_ms, error=said, **more
         )
-        self._show(f"timer {name} fails, attempt {attempt}: {said}")
+        self._show(f"{timer.kind} {name} fails, attempt {attempt}: {said}")
 
 
 def _pause_ms(timer: TimedCall, now_ms: int, ends_ms: int | None) -> int:
