@@ -28,7 +28,14 @@ from streamworker.declaring.timed.describing import (
     read_fold,
     windows_of,
 )
-from streamworker.declaring.timed.expiring import Expired, ExpiredInto, ExpiredOf, of_pairs
+from streamworker.declaring.timed.expiring import (
+    Expired,
+    ExpiredInto,
+    ExpiredOf,
+    check_taken,
+    check_types,
+    of_pairs,
+)
 from streamworker.declaring.timed.folding import FixedFolding, Folding, OpenSession, SessionFolding, Window
 from streamworker.declaring.timed.timers import call_by_time
 from streamworker.records.types import RecordKind, kind_of, label, read_hint
@@ -46,6 +53,7 @@ class Windowed(Processor[[A | None, T, Window], A], Generic[T, A]):
 
     Its keys are tuples of the parts of the stream's key, the start and the end; the end may be left out.
     """
+    _total: Any
 
     @overload
     def closed(self, *, into: Stream[O]) -> ExpiredInto[A, Window, O]: ...
@@ -106,7 +114,10 @@ class Windowed(Processor[[A | None, T, Window], A], Generic[T, A]):
             first = next(iter(looked.signature.parameters), "")
             takes_many = typing.get_origin(looked.hints.get(first)) is list
             taken = looked if takes_many else of_pairs(looked, "a total and its window")
+            if not takes_many:
+                check_types(looked, (self._total, Window), f"windows of {self.name!r} have")
             call = call_by_time(group, taken, read_parameters(taken, self._app.registry.resources), into)
+            check_taken(looked, into)
             window = replace(expiry.window, sends=True, returns_totals=False)
             spec = replace(expiry, call=call, takes_many=takes_many, window=window)
             self._app.registry.keep(replace(group, expiries=(spec,)))
@@ -152,6 +163,7 @@ class Sessions(Windowed[T, A]):
         looked = look(function, "Function")
         if looked.is_async or len(looked.signature.parameters) != 2:
             raise refused(looked.whose, "merges no two totals.", "Write `def joined(one, other)`, not async.")
+        check_types(looked, (self._total, self._total), f"sessions of {self.name!r} have")
         self._folding.merge = looked.function
         return function
 
@@ -306,7 +318,6 @@ def session(
     by: str | Callable[[T], datetime],
     late: Duration,
     into: Stream[A],
-    emit: Emit = "final",
     late_into: Stream[T] | None = None,
     **options: Unpack[WindowOptions],
 ) -> Callable[[Callable[[A | None, T, Window], A]], Sessions[T, A]]: ...
@@ -319,7 +330,6 @@ def session(
     by: str | Callable[[T], datetime],
     late: Duration,
     into: None = None,
-    emit: Emit = "final",
     late_into: Stream[T] | None = None,
     **options: Unpack[WindowOptions],
 ) -> OpenedSessions[T]: ...
@@ -331,7 +341,6 @@ def session(
     by: str | Callable[[Any], datetime],
     late: Duration,
     into: Stream[Any] | None = None,
-    emit: Emit = "final",
     late_into: Stream[Any] | None = None,
     **options: Unpack[WindowOptions],
 ) -> Any:
@@ -346,7 +355,7 @@ def session(
         The stream that is read. It has a key, and sessions are of one key each.
     gap
         How long nothing happens between two sessions.
-    by, late, into, emit, late_into
+    by, late, into, late_into
         As for ``window``.
     **options
         As for ``window``.
@@ -393,11 +402,11 @@ def session(
         kind = read_hint(stream.spec.record.hints.get(names[0], tuple)).base
         key: Any = kind if len(names) == 1 and kind is not tuple else names
         form = SessionForm(looked.name, key, total)
-        folding = SessionFolding(form=form, **common(looked, stream, by, late, late_into, emit, options))
+        folding = SessionFolding(form=form, **common(looked, stream, by, late, late_into, "final", options))
         folding.gap_ms = gap_ms
         made = Sessions[Any, Any](app, looked.name, function)
         made._folding = folding  # noqa: SLF001
-        return _declared(app, made, folding, total, into, emit, options)
+        return _declared(app, made, folding, total, into, "final", options)
 
     return bind
 
@@ -442,6 +451,7 @@ def _declared(
     of_window = replace(written, lifetime=Lifetime(0, is_called=True, is_event_time=True))
     become(table, of_window)
     app.registry.tables[name] = made.open = table
+    made._total = total  # noqa: SLF001
     spec = replace(spec, tables=(of_window,))
     at_close = None if emit == "changes" else into
     totals = look(_same, "Function", name)

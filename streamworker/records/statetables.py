@@ -211,11 +211,18 @@ class TableForm:
             ) from error
 
     def key_of(self, field: bytes, body: bytes) -> Any:
-        """Return the key of a field and its value."""
-        if not self._parts:
-            return typed(self.kind, field)
-        parts = zip(body[: self._parts].decode(), key_parts(field), strict=True)
-        return tuple(None if text is None else typed(_TYPES[letter], text) for letter, text in parts)
+        """Return the key of a field and its value; raise ProcessingError if it is of another kind."""
+        try:
+            if not self._parts:
+                return typed(self.kind, field)
+            parts = zip(body[: self._parts].decode(), key_parts(field), strict=True)
+            return tuple(None if text is None else typed(_TYPES[letter], text) for letter, text in parts)
+        except (ValueError, KeyError, msgspec.ValidationError) as error:
+            raise ProcessingError(
+                f"Table {self.table!r} holds the key {field.decode('utf-8', 'replace')!r}, which is of "
+                "another kind than the table declares.",
+                remedy="Give the table, or the windows, another name, or empty it: `streamworker reset`.",
+            ) from error
 
     # -- values --------------------------------------------------------------------------------
 

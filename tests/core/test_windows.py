@@ -7,8 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamworker.core.time.windows import DAY_MS, Days, Grid, Lengths, Months, Windows, near
-from streamworker.core.units import MOMENT_MAX_MS, MOMENT_MIN_MS, moment
+from streamworker.core.time.windows import (
+    DAY_MS,
+    FIRST_MS,
+    LAST_MS,
+    Days,
+    Grid,
+    Lengths,
+    Months,
+    Windows,
+    near,
+)
+from streamworker.core.units import moment
 from tests.helpers import drawn
 
 ZONES = {
@@ -101,12 +111,12 @@ def test_each_moment_is_in_as_many_windows_as_these_have_steps(
         assert not any(span.start_ms <= at_ms for span in later)
 
 
-def test_a_time_that_a_calendar_hardly_holds_has_a_window() -> None:
-    """That of its first or last days: no record fails for it."""
-    for grid in GRIDS:
-        for at in (MOMENT_MIN_MS, MOMENT_MAX_MS):
-            [span] = Windows(grid).of(at)
-            assert span.start_ms < span.end_ms
+def test_the_first_and_the_last_time_that_windows_have_are_in_one() -> None:
+    """Of two years at most, in each calendar."""
+    for grid in (*GRIDS, Months(24, ZoneInfo("Europe/Paris"))):
+        for at_ms in (FIRST_MS, LAST_MS):
+            [span] = Windows(grid).of(at_ms)
+            assert span.start_ms <= at_ms < span.end_ms
 
 
 class Session:

@@ -1,7 +1,7 @@
 """Windows that overlap, that tell changes, whose functions fail, and that two workers share."""
 
 from collections.abc import AsyncIterator
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
@@ -101,9 +101,10 @@ async def test_a_time_counts_in_the_window_that_holds_it_to_the_microsecond() ->
 async def test_a_record_without_a_time_or_a_key_is_a_dead_letter_that_says_so() -> None:
     """It moves no event time, and the records beside it count. Only ``by=`` can give such a time here."""
     naive = at("23:00").replace(tzinfo=None)
-    shop = Shop(by=lambda order: {1: order.placed_at, 2: naive, 3: None}[order.amount])
+    first = datetime(1, 1, 1, tzinfo=UTC)  # what Go and .NET mean by none
+    shop = Shop(by=lambda order: {1: order.placed_at, 2: naive, 3: None, 4: first}[order.amount])
     async with local_worker(shop.app, clock="virtual") as worker:
-        await shop.send(("ann", "23:00", 2), ("ann", "23:00", 3), ("ann", "10:05"))
+        await shop.send(("ann", "23:00", 2), ("ann", "23:00", 3), ("ann", "23:00", 4), ("ann", "10:05"))
         await shop.orders.send(Order(None, at("23:00")))
         await worker.until_drained()
         errors = await shop.errors(worker)
@@ -112,7 +113,8 @@ async def test_a_record_without_a_time_or_a_key_is_a_dead_letter_that_says_so() 
             in errors[0]
         )
         assert "its time is a NoneType: None, which is no datetime" in errors[1]
-        assert "it has no key, and windows are of a key" in errors[2]
+        assert "its time is 0001-01-01 00:00:00+00:00, at the end of the calendar" in errors[2]
+        assert "it has no key, and windows are of a key" in errors[3]
         assert await shop.per_hour.open.count() == 1
 
 

@@ -24,6 +24,7 @@ def four(total: Hourly | None, order: Order, window: Window, ctx: Context) -> Ho
     raise NotImplementedError
 
 
+def maybe_none(total: Hourly | None, order: Order, window: Window) -> Hourly | None: ...
 def never_first(total: Hourly, order: Order, window: Window) -> Hourly:
     raise NotImplementedError
 
@@ -39,8 +40,14 @@ def of_others(total: Hourly | None, order: Dated, window: Window) -> Hourly:
             {"every": "10 minutes", "step": "3 minutes"},
             "every='10 minutes' is no multiple of step='3 minutes'",
         ),
-        ({"every": "1 month", "step": "1 day"}, "every='1 month' is no multiple of step='1 day'"),
-        ({"every": "1 day", "step": "1 hour"}, "every='1 day' is no multiple of step='1 hour'"),
+        ({"every": "1 month", "step": "1 day"}, "every='1 month' is in months, and step='1 day' in days"),
+        (
+            {"every": "1 day", "step": "1 hour", "tz": "Europe/Paris"},
+            "Days of a zone step by days and weeks, months by months and years",
+        ),
+        ({"every": "1 day", "step": "7 hours"}, "every='1 day' is no multiple of step='7 hours'"),
+        ({"aheed": "1 minute"}, "has no option 'aheed'. Did you mean 'ahead'?"),
+        ({"concurrency": 3}, "Function 'per_hour' has no option 'concurrency'"),
         (
             {"every": "2 hours", "step": "1 minute"},
             "is 120 times step='1 minute': each record is in that many",
@@ -55,6 +62,7 @@ def of_others(total: Hourly | None, order: Dated, window: Window) -> Hourly:
         ({"late": "-1 second"}, "late='-1 second' is no duration"),
         ({"by": "amount"}, "Function 'per_hour' has by='amount', which is int"),
         ({"by": "when"}, "has by='when', which is no field of Order"),
+        ({"by": "meta.at"}, "or give a function: by=lambda record: record.meta.at"),
         ({"by": 7}, "has by=7"),
         ({"emit": "often"}, "Function 'per_hour' has emit='often'"),
         ({"idle": "maybe"}, "Function 'per_hour' has idle='maybe'"),
@@ -77,8 +85,9 @@ def test_an_argument_that_does_not_fit_is_named(options: dict[str, Any], text: s
         (four, "makes no total"),
         (silent, "does not say what it returns"),
         (none, "does not say what it returns"),
-        (never_first, "takes `total: Hourly`. Annotate it as"),
-        (of_others, "takes `order: Dated`. Annotate it as Order"),
+        (maybe_none, "may return None. Annotate the type of its totals: there is always one"),
+        (never_first, "takes `total: Hourly`. Annotate them as `Hourly | None, Order, Window`"),
+        (of_others, "takes `order: Dated`. Annotate them as `Hourly | None, Order, Window`"),
     ],
 )
 def test_a_function_that_does_not_fit_is_named(function: Callable[..., Any], text: str) -> None:
@@ -117,6 +126,25 @@ def test_a_window_is_told_by_into_or_by_a_function_and_by_one_function() -> None
         shop.per_hour.closed()(note)
 
 
+def test_late_records_go_to_a_stream_of_the_same_records() -> None:
+    shop = Shop()
+    with pytest.raises(ConfigurationError, match="'hourly', which holds Hourly"):
+        shop.app.window(  # type: ignore[misc]
+            shop.orders, every="1 day", by="placed_at", late="0s", late_into=shop.hourly, name="per_day"
+        )(add)
+
+
+def test_a_function_at_the_close_takes_a_total_and_its_window_and_its_rows_go_somewhere() -> None:
+    def swapped(window: Window, total: Hourly) -> None: ...
+    def lost(total: Hourly, window: Window) -> Hourly:
+        raise NotImplementedError
+
+    with pytest.raises(ConfigurationError, match="Window`, and windows of 'per_hour' have Hourly"):
+        Shop(into=None).per_hour.closed()(swapped)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="returns Hourly, which goes nowhere"):
+        Shop(into=None).per_hour.closed()(lost)
+
+
 @pytest.mark.anyio
 async def test_sessions_without_a_merge_start_no_worker() -> None:
     """Nothing says before whether it comes: it is declared below the function."""
@@ -132,6 +160,12 @@ async def test_sessions_without_a_merge_start_no_worker() -> None:
             raise AssertionError
     async with local_worker(app, processors=["per_hour"]):
         pass
+
+    with pytest.raises(ConfigurationError, match="takes `one: int`, and sessions of 'visits' have Hourly"):
+
+        @visits.merge  # type: ignore[arg-type]
+        def numbers(one: int, other: int) -> int:
+            raise NotImplementedError
 
     with pytest.raises(ConfigurationError, match="merges no two totals"):
 

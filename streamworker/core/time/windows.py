@@ -15,7 +15,7 @@ from streamworker.core.units import MOMENT_MAX_MS, MOMENT_MIN_MS, moment
 
 DAY_MS = 86_400_000
 FIRST_MS, LAST_MS = MOMENT_MIN_MS + 800 * DAY_MS, MOMENT_MAX_MS - 800 * DAY_MS
-"""Times from which a calendar has days and months on both sides."""
+"""The times that windows have: each has days and months of the calendar on both sides."""
 MONDAY = date(1969, 12, 29).toordinal()
 """A day from which weeks are counted, and all numbers of days."""
 
@@ -130,8 +130,7 @@ class Windows:
         for start_ms, end_ms, found in self._known:
             if start_ms <= at_ms < end_ms:
                 return found
-        # A calendar has windows but for its first and last days.
-        step = self.grid.step_at(max(FIRST_MS, min(at_ms, LAST_MS)))
+        step = self.grid.step_at(at_ms)
         start_of = self.grid.start_of
         first = step - self.steps + 1
         found = tuple(Span(start_of(n), start_of(n + self.steps)) for n in range(first, step + 1))

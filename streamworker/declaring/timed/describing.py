@@ -1,6 +1,7 @@
 """What a user says of windows: how long they are, what the time of a record is, how totals are made."""
 
 import re
+import typing
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -18,7 +19,7 @@ from streamworker.declaring.functions import check_into
 from streamworker.declaring.options import Start
 from streamworker.declaring.stream import Stream, specs_of
 from streamworker.declaring.timed.folding import OpenSession, Window
-from streamworker.errors import ConfigurationError
+from streamworker.errors import ConfigurationError, did_you_mean
 from streamworker.records.statetables import TableForm
 from streamworker.records.types import label, read_hint
 
@@ -102,7 +103,14 @@ def windows_of(every: Duration, step: Duration | None, tz: str | None) -> Window
     """Return the windows that a user has described."""
     size, unit = _size(every, "every")
     each, its_unit = (size, unit) if step is None else _size(step, "step")
-    if unit != its_unit or size % each:
+    if step is not None and {unit, its_unit} == {"ms", "days"} and tz is None:
+        size, each, unit = duration_ms(every, "every"), duration_ms(step, "step"), "ms"  # As long in UTC.
+    elif unit != its_unit:
+        raise ConfigurationError(
+            f"every={every!r} is in {unit}, and step={step!r} in {its_unit}.",
+            remedy="Days of a zone step by days and weeks, months by months and years.",
+        )
+    if size % each:
         raise ConfigurationError(
             f"every={every!r} is no multiple of step={step!r}.",
             remedy='Write every="10 minutes", step="1 minute": each window is some steps long.',
@@ -156,15 +164,17 @@ def read_fold(function: Any, stream: Stream[Any], options: WindowOptions) -> tup
             "window: Window) -> Total`, not async.",
         )
     total = hints.get("return")
-    if total in (None, type(None)):
-        raise refused(looked.whose, "does not say what it returns.", "Annotate the type of its totals.")
+    if total in (None, type(None)) or type(None) in typing.get_args(total):
+        what = "does not say what it returns" if total in (None, type(None)) else "may return None"
+        raise refused(looked.whose, f"{what}.", "Annotate the type of its totals: there is always one.")
     wanted = (total | None, stream.spec.record.python_type, Window)
     for name, right in zip(names, wanted, strict=True):
         if hints.get(name, right) not in (right, Any):
             raise refused(
                 looked.whose,
                 f"takes `{name}: {label(hints[name])}`.",
-                f"Annotate it as {label(right)}: the total so far or None, a record, the window.",
+                "Annotate them as "
+                f"`{label(total)} | None, {stream.spec.record.name}, Window`: total so far, record, window.",
             )
     return looked, total
 
@@ -192,18 +202,35 @@ def common(
 ) -> dict[str, Any]:
     """Return what all foldings are given."""
     whose, record = looked.whose, stream.spec.record
+    for name in options.keys() - WindowOptions.__annotations__.keys():
+        meant = did_you_mean(
+            name, [*WindowOptions.__annotations__, "into", "emit", "step", "tz", "late_into"]
+        )
+        raise refused(
+            whose, f"has no option {name!r}.", f"{meant}`help(streamworker.App.window)` lists them."
+        )
     check_values({"emit": emit, "idle": options.get("idle", "clock")}, CHOICES, whose)
     if isinstance(by, str):
         hint = read_hint(record.hints[by]).base if by in record.fields else None
         if hint is not datetime:
             what = f"is {label(hint)}" if hint else f"is no field of {record.name}"
-            raise refused(whose, f"has by={by!r}, which {what}.", "Name a field that is a datetime.")
+            raise refused(
+                whose,
+                f"has by={by!r}, which {what}.",
+                "Name a field that is a datetime, or give a function: by=lambda record: record.meta.at.",
+            )
     elif not callable(by):
         raise refused(whose, f"has by={by!r}.", "Name a field, or give a function of the record.")
     late_ms = duration_ms(late, "late")
     if late_into is not None:
         if late_into.spec == stream.spec:
             raise refused(whose, f"has late_into={stream.name!r}, which it reads.", "Name another stream.")
+        if late_into.spec.record != record:
+            raise refused(
+                whose,
+                f"has late_into={late_into.name!r}, which holds {late_into.spec.record.name}.",
+                f"Name a stream of {record.name}: late records go there as they came.",
+            )
         check_into(whose, stream.spec, specs_of(late_into), record.python_type, None, False)
     return {
         "name": looked.name,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Concatenate, Protocol, TypeVar, overload
 
 from streamworker.declaring.callables import Co, Looked, P, R, Wrapper, look, refused
+from streamworker.declaring.functions import returned_type
 from streamworker.declaring.parameters import read_parameters
 from streamworker.declaring.registry import DeclaringApp
 from streamworker.declaring.specs import ExpirySpec, FunctionMode, TableSpec
@@ -36,10 +37,10 @@ class Expired(Wrapper[P, R]):
     ... async def follow(seen: Seen) -> None:
     ...     pages.set(seen.user, (await pages.get(seen.user) or 0) + 1)
     >>> @follow.expired(pages)
-    ... def gone(user: str, count: int) -> str:
-    ...     return f"{user} saw {count}"
-    >>> gone.name, gone("ann", 3)
-    ('gone', 'ann saw 3')
+    ... def gone(user: str, count: int) -> None:
+    ...     print(f"{user} saw {count}")
+    >>> gone("ann", 3)
+    ann saw 3
     """
 
     def __init__(self, name: str, function: Callable[P, R]) -> None:
@@ -135,6 +136,7 @@ def expired(
             call=call_by_time(group, looked, parameters, into),
             takes_many=takes_many,
         )
+        check_taken(looked, into)
         tables = tuple(its if each.name == its.name else each for each in group.tables)
         app.registry.keep(replace(group, tables=tables, expiries=(*group.expiries, spec)))
         become(table, its)
@@ -149,15 +151,31 @@ def _read(looked: Looked, table: TableSpec) -> tuple[bool, Looked]:
     names = list(looked.signature.parameters)
     if names and typing.get_origin(hints.get(names[0])) is list:
         return True, looked
-    for name, wanted in zip(names, (form.kind, form.value), strict=False):
-        hint = hints.get(name, wanted)
-        if hint not in (wanted, Any) and not (wanted is tuple and typing.get_origin(hint) is tuple):
+    check_types(looked, (form.kind, form.value), f"table {table.name!r} has")
+    return False, of_pairs(looked, "a key and its value")
+
+
+def check_types(looked: Looked, wanted: tuple[Any, Any], whose: str) -> None:
+    """Raise ConfigurationError if the first two parameters are annotated otherwise than these types."""
+    for name, right in zip(looked.signature.parameters, wanted, strict=False):
+        hint = looked.hints.get(name, right)
+        if hint not in (right, Any) and not (right is tuple and typing.get_origin(hint) is tuple):
             raise refused(
                 looked.whose,
-                f"takes `{name}: {label(hint)}`, and table {table.name!r} has {label(wanted)} there.",
-                f"Take {form.kind.__name__} and {label(form.value)}, or a list of such pairs.",
+                f"takes `{name}: {label(hint)}`, and {whose} {label(right)} there.",
+                f"Let it take {label(wanted[0])} and {label(wanted[1])}.",
             )
-    return False, of_pairs(looked, "a key and its value")
+
+
+def check_taken(looked: Looked, into: IntoStreams) -> None:
+    """Raise ConfigurationError if a function returns rows, and nothing takes them."""
+    returned = returned_type(looked.hints.get("return"))
+    if into is None and returned not in (None, Any):
+        raise refused(
+            looked.whose,
+            f"returns {label(returned)}, which goes nowhere.",
+            "Name the stream in into=, or return None.",
+        )
 
 
 def of_pairs(looked: Looked, what: str) -> Looked:

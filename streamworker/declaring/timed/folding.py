@@ -18,7 +18,7 @@ from streamworker.core.data.placement import canonical_key, key_parts
 from streamworker.core.policies import DeadLetter, Late, Policy, Skip
 from streamworker.core.time.eventtime import EventTime, passed
 from streamworker.core.time.lifetimes import Timed
-from streamworker.core.time.windows import Span, Windows, near
+from streamworker.core.time.windows import FIRST_MS, LAST_MS, Span, Windows, near
 from streamworker.core.units import EPOCH, lateness_text, moment
 from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import ConfigurationError
@@ -71,6 +71,10 @@ Dated = tuple[int, Any, int, int]
 """The index of a record in its batch, its key, its time in ms, and the event time before it."""
 
 
+Lateness = dict[int, tuple[int, int]]
+"""By the index of a record that is late by how many ms, and at which event time."""
+
+
 class _SetAside(Exception):
     """The function has set a record aside: the others are folded as if it were not there."""
 
@@ -111,9 +115,11 @@ class Folding(ABC):
             key = keys[index]
             if not isinstance(at, datetime) or at.tzinfo is None:
                 call.removed[index] = DeadLetter(f"its time is {short(at)}, which is no datetime with a zone")
+            elif not FIRST_MS <= (at_ms := _ms(at)) <= LAST_MS:
+                call.removed[index] = DeadLetter(f"its time is {at}, at the end of the calendar")
             elif key is None or (type(key) is tuple and None in key):
                 call.removed[index] = DeadLetter("it has no key, and windows are of a key")
-            ats_ms.append(0 if index in call.removed else _ms(at))
+            ats_ms.append(0 if index in call.removed else at_ms)
         arrived_ms = call.arrivals_ms
         if call.removed:
             places = [index for index in places if index not in call.removed]
@@ -122,23 +128,24 @@ class Folding(ABC):
         now = EventTime(*call.state.get(EVENT_TIME, ()))
         befores, after = passed(now, ats_ms, arrived_ms, self.ahead_ms)
         dated = list(zip(places, keys, ats_ms, befores, strict=True))
-        late: dict[int, int] = {}
+        late: Lateness = {}
         changed = await self.add(batch, dated, late, tables)
         if after != now:
             call.state[EVENT_TIME] = list(after)
-        for index, by_ms in late.items():
-            call.removed[index] = Late(f"late by {lateness_text(by_ms)}", is_kept=self.late_into is None)
+        for index, (by_ms, now_ms) in late.items():
+            why = f"late by {lateness_text(by_ms)}, at event time {moment(now_ms):%Y-%m-%d %H:%M:%S} UTC"
+            call.removed[index] = Late(why, is_kept=self.late_into is None)
             if self.late_into is not None:
                 call.outputs.append(Sending(self.late_into, batch[index], call.headers[index]))
         return changed if self.emits_changes else []
 
     @abstractmethod
     async def add(
-        self, batch: Sequence[Any], dated: Sequence[Dated], late: dict[int, int], tables: TablesInCall
+        self, batch: Sequence[Any], dated: Sequence[Dated], late: Lateness, tables: TablesInCall
     ) -> list[Any]:
         """Add records to their windows; return the totals that have changed.
 
-        ``late`` gets the index of each record all of whose windows are over, and by how many ms.
+        ``late`` gets each record all of whose windows are over.
         """
 
     def lacks(self) -> ConfigurationError | None:
@@ -159,7 +166,7 @@ class FixedFolding(Folding):
     windows: Windows
 
     async def add(
-        self, batch: Sequence[Any], dated: Sequence[Dated], late: dict[int, int], tables: TablesInCall
+        self, batch: Sequence[Any], dated: Sequence[Dated], late: Lateness, tables: TablesInCall
     ) -> list[Any]:
         """Add records to their windows; return the totals that have changed."""
         members: dict[Span, dict[Any, list[Any]]] = {}
@@ -171,7 +178,7 @@ class FixedFolding(Folding):
             if spans is not last:
                 last, groups = spans, [members.setdefault(span, {}) for span in spans]
             if spans[-1].end_ms <= over_ms:
-                late[index] = over_ms - spans[-1].end_ms
+                late[index] = over_ms - spans[-1].end_ms, now_ms
                 continue
             for span, group in zip(spans, groups, strict=True):
                 if span.end_ms <= over_ms:
@@ -247,7 +254,7 @@ class SessionFolding(Folding):
     merge: Callable[[Any, Any], Any] | None = None
 
     async def add(
-        self, batch: Sequence[Any], dated: Sequence[Dated], late: dict[int, int], tables: TablesInCall
+        self, batch: Sequence[Any], dated: Sequence[Dated], late: Lateness, tables: TablesInCall
     ) -> list[Any]:
         """Add events to their sessions; return the totals that have changed."""
         events: dict[Any, list[Dated]] = {}
@@ -266,7 +273,7 @@ class SessionFolding(Folding):
         return changed
 
     def _followed(
-        self, sessions: list[_Open], batch: Sequence[Any], events: Sequence[Dated], late: dict[int, int]
+        self, sessions: list[_Open], batch: Sequence[Any], events: Sequence[Dated], late: Lateness
     ) -> list[_Open]:
         """Return the open sessions of a key after some events."""
         gap_ms, late_ms, fold = self.gap_ms, self.late_ms, self.fold
@@ -278,7 +285,7 @@ class SessionFolding(Folding):
                 if session is not joins[0]:
                     sessions = [*(each for each in sessions if each not in joins), session]
             elif at_ms <= over_ms:
-                late[index] = over_ms - at_ms
+                late[index] = over_ms - at_ms, now_ms
                 continue
             else:
                 at = moment(at_ms)
