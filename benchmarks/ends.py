@@ -1,7 +1,7 @@
 """100,000 values that end at once, and how long other records wait meanwhile: `python -m benchmarks.ends`.
 
-On a server of its own, one worker has four partitions. Its function sends a record for each value; once it takes a
-list, and once one value. A record is sent every 20 ms, and waits from its send until it is handled.
+On a server of its own, one worker has four partitions. Its function sends a record for each value; once it
+takes a list, and once one value. A record is sent every 20 ms, and waits from its send until it is handled.
 """
 
 import asyncio
