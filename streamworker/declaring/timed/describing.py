@@ -84,6 +84,10 @@ class SessionForm(TableForm):
         its = msgspec.defstruct("OpenSession", fields)
         self._shown = TableForm(table, key, list[its])  # type: ignore[valid-type]
 
+    def field(self, key: Any) -> bytes:
+        """Return a key's field; the key that a function of the stream makes stands alone, too."""
+        return super().field((key,) if len(self.names) == 1 and not isinstance(key, tuple) else key)
+
     def schema(self, key: Mapping[str, Any]) -> "pa.Schema":
         """Return the columns for Spark."""
         return self._shown.schema(key)

@@ -248,7 +248,9 @@ class Mode(ABC):
         if isinstance(error, CHOICES) and not is_one:
             wrong = ProcessingError(
                 f"Processor {self.spec.name!r} raised {storable(error, repr)} about several records.",
-                remedy='Name the record instead: ctx.skip(record, "why") or ctx.dead_letter(record, "why").',
+                remedy='Raise Skip("why") or DeadLetter("why") about one of a window.'
+                if self.spec.window
+                else 'Name the record instead: ctx.skip(record, "why") or ctx.dead_letter(record, "why").',
             )
             error = wrong.with_traceback(error.__traceback__)
         return Failed(error, attempt)
