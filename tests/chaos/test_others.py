@@ -13,7 +13,6 @@ from tests.chaos.others import Cell, cells, run_all
 
 SOME = [
     Cell("membership", "timer of a partition"),
-    Cell("lease", "end of a value"),
     Cell("claim", "resource of a worker"),
     Cell("lease", "resource of a partition"),
     Cell("membership", "middleware", "static"),
