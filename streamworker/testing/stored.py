@@ -192,7 +192,7 @@ class Stored:
                 )
             fields, index = keys.tables(partition, {table.name: spec.lifetime})
             field, body = spec.form.field(key), spec.form.body(key, value)
-            ends_ms = spec.lifetime.ends_ms(now_ms)
+            ends_ms = now_ms + spec.lifetime.ttl_ms if spec.lifetime.ttl_ms else None
             told = "" if ends_ms is None or spec.lifetime.is_called else str(ends_ms)
             await self._backend.execute("HSET", fields, field, told.encode() + b" " + body)
             if ends_ms is not None:

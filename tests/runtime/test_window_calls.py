@@ -16,6 +16,7 @@ from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.testing import local_worker
 from tests.helpers import is_halted, until_shown, wait_for_async
+from tests.raw import opened
 from tests.runtime.test_grown_groups import grow
 from tests.runtime.windowed import DAY, Hourly, Order, Shop, add, at
 
@@ -210,6 +211,30 @@ async def test_a_function_that_fails_at_the_close_is_called_again_and_holds_up_i
         ("bob", "10:00", 1),
         ("bob", "11:00", 1),
     ]
+
+
+async def test_a_total_that_nobody_can_read_holds_up_no_window_that_ended_before(redis_url: str) -> None:
+    """It waits for somebody to look, and says which; those before it in the same commit are told."""
+    shop = Shop(url=redis_url)
+    async with local_worker(shop.app, url=redis_url) as worker:
+        await shop.send(("ann", "10:05"), ("bob", "11:05"))
+        await worker.until_drained()
+    key = GroupKeys("shop", "orders", "per_hour").table(0, "per_hour")
+    with opened(redis_url) as redis:
+        [field] = [each for each in redis.hkeys(key) if b"bob" in each]
+        redis.hset(key, field, b" sttnonsense")
+    async with local_worker(shop.app, url=redis_url) as worker:
+        await shop.send(("eve", "13:00"))
+
+        def is_shown(now: Any) -> bool:
+            return any("bob" in view.reason for view in now.processors["per_hour"].partitions)
+
+        await worker.until(is_shown)
+
+        async def is_told() -> bool:
+            return await shop.rows(worker) == [("ann", "10:00", 1)]
+
+        await wait_for_async(is_told, "the window before it is told")
 
 
 async def test_the_function_at_the_close_may_take_many_windows_and_resources() -> None:

@@ -7,11 +7,7 @@ from streamworker.core.units import MOMENT_MAX_MS, MOMENT_MIN_MS
 
 
 class Lifetime(NamedTuple):
-    """What a table says about the end of its values.
-
-    >>> Lifetime(60_000).ends_ms(1_000), Lifetime().ends_ms(1_000)
-    (61000, None)
-    """
+    """What a table says about the end of its values."""
 
     ttl_ms: int = 0
     """How long a value lives after it was written; 0 for ever."""
@@ -19,10 +15,6 @@ class Lifetime(NamedTuple):
     """Whether a function is called at the end of a value, which stays until then."""
     is_event_time: bool = False
     """Whether ends are in the time that records tell, and not in the server's."""
-
-    def ends_ms(self, at_ms: int) -> int | None:
-        """Return when a value ends that is written now without a time of its own."""
-        return at_ms + self.ttl_ms if self.ttl_ms else None
 
 
 def end_ms(score: bytes) -> int:

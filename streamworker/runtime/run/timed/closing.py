@@ -125,9 +125,9 @@ class Closing(Expiry):
     async def call(self, stored: Sequence[tuple[bytes, bytes]]) -> Routed:
         """Call the function for windows that are over, or send their totals all at once."""
         if self.window.returns_totals:
-            ended = [(field, *self.ended(field, body)) for field, body in stored]
-            rows = [total for _, given, _ in ended for total, _ in given] if self.window.sends else []
-            with suppress(Exception):  # One by one those before the total that cannot be sent are done.
+            with suppress(Exception):  # One by one those before a total that cannot be read or sent are done.
+                ended = [(field, *self.ended(field, body)) for field, body in stored]
+                rows = [total for _, given, _ in ended for total, _ in given] if self.window.sends else []
                 _, routed = self.invoker.convert(rows)
                 self.state.keep({(self.table, field): left for field, _, left in ended})
                 return routed
